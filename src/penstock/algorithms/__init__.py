@@ -1,0 +1,1 @@
+"""Tuning algorithms, one a file."""

@@ -1,0 +1,134 @@
+"""ASHA: successive halving that never waits for a rung to be full."""
+
+from __future__ import annotations
+
+from bisect import bisect, insort
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from penstock.algorithms.base import check_count, needed_trials
+from penstock.algorithms.hyperband import bracket_sizes
+from penstock.algorithms.successive_halving import Rungs, rung_budgets
+from penstock.errors import StudyError
+from penstock.trial import Member, Report, StartFrom, TrialGroup
+
+if TYPE_CHECKING:
+    from penstock.algorithms.sampling import Search
+
+
+@dataclass(eq=False)
+class Rung:
+    """The results at one budget of one bracket, as (−score, number): the smallest is the best, of equals the first."""
+
+    name: str
+    budget: int
+    above: Rung | None
+    results: int = 0
+    waiting: list[tuple[float, int]] = field(default_factory=list)  # a heap of those not promoted
+    promoted: list[tuple[float, int]] = field(default_factory=list)  # sorted
+
+    def take(self, number: int, score: float) -> None:
+        self.results += 1
+        if isfinite(score):
+            heappush(self.waiting, (-score, number))
+
+    def promote(self, reduction: int) -> int | None:
+        """The best of those not promoted, where it is among the top ⌊k/η⌋ of the k results (ASHA, Algorithm 2)."""
+        if not self.waiting:
+            return None
+        rank = bisect(self.promoted, self.waiting[0])  # nobody else is ahead of the best that waits
+        if rank >= self.results // reduction:
+            return None
+        best = heappop(self.waiting)
+        insort(self.promoted, best)
+        return best[1]
+
+
+class ASHA(Rungs):
+    """Asynchronous successive halving (Li et al., 2020): whoever is in its rung's top 1/``reduction`` goes on at once.
+
+    A promotion is never undone. Where nobody can be promoted, a new configuration starts, until the study's ``trials``
+    are drawn. ``concurrency`` trials are under way at a time whatever the number of devices, because more of them find
+    the same answer at a higher cost (Fluid §2.2, §6.2.2). With several ``brackets``, bracket s starts at r·ηˢ units
+    and they share the trials as Hyperband's brackets do.
+
+    >>> ASHA(max_budget=27)
+    ASHA(max_budget=27, min_budget=1, reduction=3, concurrency=8, brackets=1)
+    """
+
+    def __init__(
+        self, *, max_budget: int, min_budget: int = 1, reduction: int = 3, concurrency: int = 8, brackets: int = 1
+    ) -> None:
+        super().__init__(max_budget, min_budget, reduction, concurrency)
+        check_count("brackets", brackets)
+        most = len(bracket_sizes(max_budget, min_budget, reduction))
+        if brackets > most:
+            raise StudyError(
+                f"brackets must be at most {most}, got {brackets}: bracket {brackets - 1} would start at "
+                f"{min_budget}·{reduction}^{brackets - 1} units, beyond max_budget={max_budget}."
+            )
+        self.brackets = brackets
+
+    def begin(self, search: Search) -> None:
+        super().begin(search)
+        self._weights = bracket_sizes(self.max_budget, self.min_budget, self.reduction)[: self.brackets]
+        self._drawn = [0] * self.brackets
+        rungs = [self._rungs(s) for s in range(self.brackets)]
+        self._lowest = [bracket[0] for bracket in rungs]
+        # Promotions look from the highest rung down, so that the most promising trials are the first to be served.
+        self._promoting = sorted((r for bracket in rungs for r in bracket[:-1]), key=lambda rung: -rung.budget)
+        self._rung_of: list[Rung] = []  # of each trial, by number
+        needed_trials(self, search)
+
+    def ask(self) -> list[TrialGroup]:
+        trials = needed_trials(self, self.search)
+        wanted: dict[Rung, list[int | None]] = {}  # None is a new trial: it gets its number in the order of the groups
+        for _ in range(self.concurrency - len(self._granted)):
+            for rung in self._promoting:
+                if (number := rung.promote(self.reduction)) is not None:
+                    assert rung.above is not None
+                    wanted.setdefault(rung.above, []).append(number)
+                    break
+            else:
+                if sum(self._drawn) >= trials:
+                    break
+                wanted.setdefault(self._lowest[self._next_bracket()], []).append(None)
+        return [
+            self._grant(rung.name, [self._member(rung, number) for number in numbers])
+            for rung, numbers in wanted.items()
+        ]
+
+    def _take(self, report: Report) -> None:
+        number = report.trial
+        rung, score = self._rung_of[number], self.score(report)
+        rung.take(number, score)
+        if rung.above is None or not isfinite(score):
+            self._dropped.append(number)
+
+    def _rungs(self, s: int) -> list[Rung]:
+        budgets = rung_budgets(self.max_budget, self.min_budget * self.reduction**s, self.reduction)
+        name = f"bracket {s} rung" if self.brackets > 1 else "rung"
+        rungs: list[Rung] = []
+        for k in reversed(range(len(budgets))):
+            rungs.insert(0, Rung(f"{name} {k}", budgets[k], rungs[0] if rungs else None))
+        return rungs
+
+    def _next_bracket(self) -> int:
+        """The bracket furthest behind its share of the trials drawn."""
+        drawn, total = sum(self._drawn) + 1, sum(self._weights)
+        s = max(range(self.brackets), key=lambda s: self._weights[s] * drawn - self._drawn[s] * total)
+        self._drawn[s] += 1
+        return s
+
+    def _member(self, rung: Rung, number: int | None) -> Member:
+        start_from = None
+        if number is None:
+            number = len(self._configs)
+            self._configs.append(self._draw(number))
+            self._rung_of.append(rung)
+        else:
+            start_from = StartFrom(number, self._rung_of[number].budget)
+            self._rung_of[number] = rung
+        return Member(number, self._configs[number], rung.budget, start_from)

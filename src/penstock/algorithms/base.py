@@ -1,0 +1,121 @@
+"""The contract of a tuning algorithm: ask, tell, stages; and the account of grants that Penstock's own keep."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from math import inf
+from typing import TYPE_CHECKING
+
+from penstock.errors import StudyError
+from penstock.trial import Member, Report, Stage, TrialGroup, score
+
+if TYPE_CHECKING:
+    from penstock.algorithms.sampling import Search
+
+
+class Algorithm(ABC):
+    """Decides which trials run and how far.
+
+    An instance holds its settings; ``begin`` gives it a search (space, goal, seed, number of trials) and forgets any
+    earlier one. From then on the engine calls, in this order and for every report: ``tell``, ``drops``, ``ask``. What
+    an algorithm answers depends on nothing but its settings, the search and the order of those reports: no clock, no
+    global random state, no set iteration. That is what makes resuming a replay.
+
+    - Trials are numbered 0, 1, 2, … in the order in which they are first asked for.
+    - A member's budget counts units in all, above those the trial has reported. A trial goes no further than its
+      granted budget until asked for again, and is not asked for again before it has reported that budget.
+    - A report below the granted budget changes no decision, except in algorithms that say so.
+    - A failed trial is told as a report at its granted budget without metrics; ``self.score`` makes it worst of all.
+    - ``search.trials`` may grow between two asks, when a study is taken up again with a larger total. An algorithm that
+      needs it reads it at each ``ask``; one whose stages are made from it fixes it in ``begin`` (SuccessiveHalving:
+      ``Study`` refuses the change).
+    - The search is over when ``ask`` gives nothing and no member is running.
+    """
+
+    max_budget: int
+    samples = True  # whether configs are drawn, so that a sampler is of use
+    search: Search
+
+    @abstractmethod
+    def begin(self, search: Search) -> None:
+        """Start a new search."""
+
+    @abstractmethod
+    def ask(self) -> list[TrialGroup]:
+        """The groups ready to start; each member is given out once."""
+
+    @abstractmethod
+    def tell(self, report: Report) -> None:
+        """Take a result."""
+
+    def drops(self) -> list[int]:
+        """Trials that will not be asked for again, each named once, as soon as that is certain."""
+        return []
+
+    def trials(self, search: Search) -> int | None:
+        """How many trials the settings fix for this search, or None where ``Study(trials=...)`` says."""
+        return None
+
+    def stages(self, trials: int | None = None) -> list[Stage] | None:
+        """The stages, where they are known beforehand; ``trials`` where the settings do not fix it."""
+        return None
+
+    def settings(self) -> dict[str, object]:
+        """The arguments that make an equal algorithm; the log keeps them to notice a change."""
+        return {k: v for k, v in vars(self).items() if not k.startswith("_") and k != "search"}
+
+    def score(self, report: Report) -> float:
+        """The report's value as a number of which more is better; minus infinity where it is not finite."""
+        return score(report.metrics, self.search.metric, self.search.mode)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.settings().items())})"
+
+
+class Granting(Algorithm):
+    """What Penstock's own algorithms share: an account of the budgets granted and the trials dropped.
+
+    Only the first report at its trial's granted budget is taken.
+    """
+
+    def begin(self, search: Search) -> None:
+        self.search = search
+        self._granted: dict[int, int] = {}  # the budgets of those under way
+        self._dropped: list[int] = []
+
+    def tell(self, report: Report) -> None:
+        if report.unit >= self._granted.get(report.trial, inf):
+            del self._granted[report.trial]
+            self._take(report)
+
+    def drops(self) -> list[int]:
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def _grant(self, name: str, members: Iterable[Member]) -> TrialGroup:
+        group = TrialGroup(name, tuple(members))
+        self._granted.update((member.trial, member.budget) for member in group.members)
+        return group
+
+    def _take(self, report: Report) -> None:
+        """Take a result at its granted budget, which is the trial's last unless the algorithm says otherwise."""
+        self._dropped.append(report.trial)
+
+
+def needed_trials(algorithm: Algorithm, search: Search) -> int:
+    """How many trials there are in all: as the settings fix it, or as ``Study(trials=...)`` then has to say."""
+    trials = algorithm.trials(search)
+    trials = search.trials if trials is None else trials
+    if trials is None:
+        raise StudyError(
+            f"{type(algorithm).__name__} needs trials=: how many configurations to try in all, "
+            "e.g. Study(..., trials=64)."
+        )
+    return trials
+
+
+def check_count(name: str, value: int, least: int = 1) -> None:
+    """Refuse a setting that is not a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise StudyError(f"{name} must be a whole number of at least {least}, got {value!r}.")

@@ -1,0 +1,189 @@
+"""What an algorithm is given to search with: the space, the goal, the seed, and configs drawn when it asks for them.
+
+A draw is a function of (seed, number, results so far) and of nothing else, whichever sampler it comes from: each one
+begins from a copy of the sampler as the user made it, with every random generator in it seeded anew. So a replayed log
+draws what it drew before, and a study that skipped some draws goes on as if it had made them.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from logging import ERROR, getLogger
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from penstock.domains import Domain
+from penstock.errors import StudyError
+from penstock.events import Asked, Event, Wrote
+from penstock.seeds import key
+from penstock.space import Space
+from penstock.trial import Config, Mode
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+    from penstock.algorithms.storage import LogStorage
+
+
+class Search:
+    """Where configs come from: the space alone, or a sampler that learns from the results it has seen.
+
+    The sampler itself is left as it is, and its own seed is not used: ``seed`` is the study's. ``preset`` holds configs
+    by number that come from a log instead. Optuna is imported only for a sampler.
+
+    >>> Search(Space.of(lambda trial: {"lr": trial.suggest_float("lr", 1, 1)}), "loss", "min").draw(0)
+    {'lr': 1.0}
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        metric: str,
+        mode: Mode,
+        *,
+        seed: int = 0,
+        trials: int | None = None,
+        sampler: BaseSampler | None = None,
+        preset: Mapping[int, Config] | None = None,
+    ) -> None:
+        self.space, self.metric, self.mode, self.seed, self.trials = space, metric, mode, seed, trials
+        self.write: Callable[[Wrote], None] = lambda event: None  # the engine sets it
+        self._preset = dict(preset or {})
+        self._sampler: BaseSampler | None = None
+        self._storage: LogStorage | None = None
+        if sampler is not None:
+            self._learn(sampler)
+
+    @property
+    def learns(self) -> bool:
+        """Whether draws depend on results."""
+        return self._sampler is not None
+
+    def draw(self, number: int) -> Config:
+        """The config of a new trial: the sampler's, or an independent one where there is none."""
+        return self.independent(number) if self._sampler is None else self._sample(number, None)
+
+    def draw_at(self, number: int, budget: int) -> Config:
+        """The sampler's config for a new trial, from the results at one budget only (BOHB)."""
+        return self._sample(number, budget)
+
+    def independent(self, number: int) -> Config:
+        """A config that depends on no result; the sampler knows of it as pending."""
+        if number in self._preset:
+            return self._tell(number, self.space.restore(self._preset[number]))
+        return self._tell(number, self.space.draw(self.seed, number))
+
+    def replay(self, number: int, config: Config) -> None:
+        """Take a trial's config from a log, when it comes to drawing it."""
+        self._preset[number] = config
+
+    def apply(self, event: Event) -> None:
+        """Take one event of the log."""
+        if self._storage is not None:
+            self._storage.apply(event)
+
+    def _learn(self, sampler: BaseSampler) -> None:
+        from optuna.samplers import BaseSampler
+
+        from penstock.algorithms.storage import LogStorage
+
+        if not isinstance(sampler, BaseSampler):
+            raise StudyError(
+                f"sampler must be an Optuna sampler such as optuna.samplers.TPESampler(), got {sampler!r}."
+            )
+        if getattr(sampler, "_constraints_func", None) is not None:
+            raise StudyError(
+                f"{type(sampler).__name__} has a constraints_func, which Penstock cannot call: leave it out, "
+                "and report a worse metric where a constraint is broken."
+            )
+        self._sampler = deepcopy(sampler)
+        self._storage = LogStorage("penstock", self.metric, self.mode, self.space, lambda event: self.write(event))
+
+    def _sample(self, number: int, budget: int | None) -> Config:
+        if number in self._preset:
+            return self.independent(number)
+        import optuna
+
+        storage = self._storage
+        assert storage is not None, "Study gives a sampler to an algorithm that draws from one"
+        with storage.view(budget), _quietly():
+            sampler = deepcopy(self._sampler)
+            reseed(sampler, self.seed, number)
+            study = optuna.Study(storage.name, storage, sampler, optuna.pruners.NopPruner())
+            if self.space.function is None:
+                trial = study.ask(self.space.distributions())
+                config = self.space.finish(trial.params)
+            else:
+                trial = study.ask()
+
+                def answer(name: str, domain: Domain) -> Any:
+                    return domain.real(trial._suggest(name, domain.distribution()))
+
+                config, _ = self.space.suggest(answer, number)
+        assert trial.number == number, f"trial {number} was drawn when it was the turn of {trial.number}"
+        return self._tell(number, config)
+
+    def _tell(self, number: int, config: Config) -> Config:
+        self.apply(Asked(number, config, budget=0, group=""))
+        return config
+
+
+def reseed(sampler: object, seed: int, number: int) -> None:
+    """Seed every random generator inside a sampler, and in what it is made of, for one draw.
+
+    >>> from optuna.samplers import RandomSampler
+    >>> sampler = RandomSampler()
+    >>> reseed(sampler, seed=0, number=1)
+    >>> sampler._rng.rng.randint(100)
+    45
+    """
+    from numpy.random import Generator, RandomState
+    from optuna import Study
+    from optuna.samplers import QMCSampler
+    from optuna.samplers._lazy_random_state import LazyRandomState
+    from optuna.trial import FrozenTrial
+
+    seen: set[int] = set()
+
+    def visit(part: Any, path: str) -> None:
+        if id(part) in seen or isinstance(part, type | ModuleType | FrozenTrial | Study):
+            return
+        seen.add(id(part))
+        fresh = key(seed, "sampler", number, path)
+        if isinstance(part, LazyRandomState):
+            part.rng.seed(fresh % 2**32)
+        elif isinstance(part, RandomState):
+            part.seed(fresh % 2**32)
+        elif isinstance(part, Generator):
+            part.bit_generator.state = type(part.bit_generator)(fresh).state
+        elif isinstance(part, random.Random):
+            part.seed(fresh)
+        elif isinstance(part, dict):
+            for name, inner in part.items():
+                visit(inner, f"{path}.{name}")
+        elif isinstance(part, list | tuple):
+            for index, inner in enumerate(part):
+                visit(inner, f"{path}.{index}")
+        elif hasattr(part, "__dict__"):
+            if isinstance(part, QMCSampler):
+                part._seed = key(seed, "sampler", path)  # one scrambled sequence, of which each draw takes a point
+            visit(vars(part), path)
+
+    visit(sampler, "")
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    logger = getLogger("optuna")
+    level = logger.level
+    logger.setLevel(ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,176 @@
+"""Successive halving in rungs, and the synchronous bracket that Hyperband and SyncBOHB are made of."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import groupby
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from penstock.algorithms.base import Granting, check_count, needed_trials
+from penstock.errors import StudyError
+from penstock.trial import Config, Member, Report, Stage, StartFrom, TrialGroup
+
+if TYPE_CHECKING:
+    from penstock.algorithms.sampling import Search
+
+
+class Bracket:
+    """One run of successive halving: n₀ trials to r₀ units, the best n₁ of them to r₁, and so on.
+
+    A rung starts when every trial of the one before has reported. Trials that are not finite go no further, even
+    where that leaves the next rung smaller than planned.
+    """
+
+    def __init__(self, name: str, stages: list[Stage]) -> None:
+        self._name = name
+        self._stages = stages
+        self._rung = 0
+        self._best: list[tuple[float, int]] = []  # the heap of those ahead: (score, −number), the worst first
+        self.undrawn = stages[0].trials
+        self.running = 0
+        self.promoted: list[int] = []  # those that wait to be asked for
+
+    @property
+    def over(self) -> bool:
+        return not (self.undrawn or self.running or self.promoted)
+
+    @property
+    def name(self) -> str:
+        return f"{self._name}rung {self._rung}"
+
+    @property
+    def budget(self) -> int:
+        return self._stages[self._rung].budget
+
+    @property
+    def reached(self) -> int:
+        """The budget of the rung before."""
+        return self._stages[self._rung - 1].budget
+
+    def take(self, number: int, score: float) -> list[int]:
+        """Take a trial's score at this rung's budget; gives the trials that it makes certain to go no further."""
+        self.running -= 1
+        out = []
+        if isfinite(score):
+            heappush(self._best, (score, -number))
+        else:
+            out.append(number)
+        last = self._rung + 1 == len(self._stages)
+        if len(self._best) > (0 if last else self._stages[self._rung + 1].trials):
+            out.append(-heappop(self._best)[1])  # of equals, the later number
+        if not self.running and not self.undrawn and not last:
+            self.promoted = sorted(-number for _, number in self._best)
+            self._best = []
+            self._rung += 1
+        return out
+
+
+class Rungs(Granting):
+    """What all algorithms with rungs share: their settings, and the configuration of each trial."""
+
+    def __init__(self, max_budget: int, min_budget: int, reduction: int, concurrency: int) -> None:
+        check_count("max_budget", max_budget)
+        check_count("min_budget", min_budget)
+        check_count("reduction", reduction, least=2)
+        check_count("concurrency", concurrency)
+        if max_budget < min_budget:
+            raise StudyError(f"max_budget must be at least min_budget={min_budget}, got {max_budget}: swap them?")
+        self.max_budget = max_budget
+        self.min_budget = min_budget
+        self.reduction = reduction
+        self.concurrency = concurrency
+
+    def begin(self, search: Search) -> None:
+        super().begin(search)
+        self._configs: list[Config] = []  # of each trial, by number
+
+    def _draw(self, number: int) -> Config:
+        return self.search.draw(number)
+
+
+class Halving(Rungs):
+    """What SuccessiveHalving and Hyperband share: brackets, made of what ``stages`` says.
+
+    Brackets of independent draws do not depend on each other and are asked for at once. Where a sampler learns from
+    results, they follow one another, and their first rungs are drawn as results come in, with at most ``concurrency``
+    trials under way.
+    """
+
+    def begin(self, search: Search) -> None:
+        super().begin(search)
+        stages = self.stages(needed_trials(self, search)) or []
+        brackets = [(s, list(rungs)) for s, rungs in groupby(stages, key=lambda stage: stage.bracket)]
+        self._brackets = [Bracket(f"bracket {s} " if len(brackets) > 1 else "", rungs) for s, rungs in brackets]
+        self._bracket_of: list[Bracket] = []  # of each trial, by number
+
+    def ask(self) -> list[TrialGroup]:
+        groups = []
+        for bracket in self._brackets:
+            if bracket.over:
+                continue
+            if members := [*self._promotions(bracket), *self._draws(bracket)]:
+                bracket.running += len(members)
+                groups.append(self._grant(bracket.name, members))
+            if self.search.learns:
+                break
+        return groups
+
+    def _take(self, report: Report) -> None:
+        self._dropped += self._bracket_of[report.trial].take(report.trial, self.score(report))
+
+    def _draws(self, bracket: Bracket) -> list[Member]:
+        room = bracket.undrawn
+        if self.search.learns:
+            room = min(room, max(0, self.concurrency - bracket.running))  # a later rung may be larger
+        bracket.undrawn -= room
+        members = []
+        for number in range(len(self._configs), len(self._configs) + room):
+            self._configs.append(self._draw(number))
+            self._bracket_of.append(bracket)
+            members.append(Member(number, self._configs[number], bracket.budget))
+        return members
+
+    def _promotions(self, bracket: Bracket) -> list[Member]:
+        numbers, bracket.promoted = bracket.promoted, []
+        return [Member(n, self._configs[n], bracket.budget, StartFrom(n, bracket.reached)) for n in numbers]
+
+
+class SuccessiveHalving(Halving):
+    """Train all trials a little, the best 1/``reduction`` of them further, until ``max_budget`` (Jamieson & Talwalkar).
+
+    Of n trials, ⌊n/ηᵏ⌋ are in rung k, where each has trained r·ηᵏ units in all, the last rung's ``max_budget`` R; with
+    ``additive`` each rung trains r·ηᵏ units *more* instead, as RubberBand counts (§6: SHA(n=64, r=4, R=508)). Where n
+    is too small for that many rungs, the last that holds a trial trains to R: R goes to at least one trial.
+
+    >>> SuccessiveHalving(max_budget=9).stages(9)
+    [Stage(trials=9, budget=1, bracket=0), Stage(trials=3, budget=3, bracket=0), Stage(trials=1, budget=9, bracket=0)]
+    """
+
+    def __init__(
+        self, *, max_budget: int, min_budget: int = 1, reduction: int = 3, additive: bool = False, concurrency: int = 8
+    ) -> None:
+        super().__init__(max_budget, min_budget, reduction, concurrency)
+        self.additive = additive
+
+    def stages(self, trials: int | None = None) -> list[Stage] | None:
+        if trials is None:
+            return None
+        check_count("trials", trials)
+        budgets = rung_budgets(self.max_budget, self.min_budget, self.reduction, self.additive)
+        sizes = [n for k in range(len(budgets)) if (n := trials // self.reduction**k)]
+        budgets[len(sizes) - 1] = self.max_budget
+        return [Stage(n, r) for n, r in zip(sizes, budgets, strict=False)]
+
+
+def rung_budgets(max_budget: int, min_budget: int, reduction: int, additive: bool = False) -> list[int]:
+    """The rungs' budgets, each above the one before: r·ηᵏ (or its sum over the rungs so far) below R, then R.
+
+    >>> rung_budgets(30, 1, 3), rung_budgets(30, 1, 3, additive=True)
+    ([1, 3, 9, 27, 30], [1, 4, 13, 30])
+    """
+    budgets, work = [min_budget], min_budget
+    while budgets[-1] < max_budget:
+        work *= reduction
+        budgets.append(min(max_budget, work + (budgets[-1] if additive else 0)))
+    return budgets

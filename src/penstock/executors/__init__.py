@@ -1,0 +1,1 @@
+"""Where workers live: the only part that differs by place."""

@@ -1,0 +1,82 @@
+"""The contract of an executor: where workers live."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.bundle import Bundle, Description, WorkerEvent
+from penstock.trial import Config
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator, or the CPU, and what is known of it."""
+
+    name: str
+    type: str
+    memory: int
+    node: str = "local"
+
+
+@dataclass(frozen=True)
+class DeviceAdded:
+    """A device has come."""
+
+    device: Device
+
+
+@dataclass(frozen=True)
+class DeviceLost:
+    """A device has gone; what ran on it is told as failed."""
+
+    device: Device
+
+
+ExecutorEvent = WorkerEvent | DeviceAdded | DeviceLost
+
+
+class Executor(ABC):
+    """Trains bundles somewhere and says what happens.
+
+    - ``place`` declares what a bundle should hold. Called again with the same name, it changes the bundle at the next
+      boundary: a larger budget for the same attempt extends its grant, other placements replace the ones that are
+      gone, and none at all stops it; every trial that is made to leave says ``Stopped``, with a state where one can
+      be saved.
+    - A worker never trains past a grant. It writes a state when a trial reports its budget, when it leaves, and in
+      between as often as costs under 1% of training.
+    - ``wait`` gives events in the order in which they happened on each device: reports in the order of their units,
+      then one of finished, stopped or failed per placement, and nothing of that attempt after it. An empty list means
+      that the timeout has passed or ``wake`` was called.
+    - A worker that dies loses no report that was sent; each of its trials is told as ``Failed(died=True)``.
+    - Workers exit when their driver does.
+    """
+
+    @abstractmethod
+    def devices(self) -> Sequence[Device]:
+        """The devices there are now."""
+
+    @abstractmethod
+    def place(self, bundle: Bundle) -> None:
+        """Declare what a bundle should hold."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
+        """The next events, at least one unless ``timeout`` seconds pass or ``wake`` is called."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Make ``wait`` return at the next boundary; may be called from a signal handler."""
+
+    @abstractmethod
+    def describe(self, configs: Sequence[Config]) -> list[Description]:
+        """Measure configs by one dry batch each in a worker; a task that cannot train raises ``TaskError``."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since the executor was made: the only clock above it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the workers at once."""

@@ -1,0 +1,69 @@
+"""One worker in the driver's own process, on one device."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from penstock.bundle import Bundle, Description, Job
+from penstock.executors.base import Device, Executor, ExecutorEvent
+from penstock.training.randomness import own_randomness
+from penstock.training.worker import Worker
+from penstock.trial import Config
+
+
+class LocalExecutor(Executor):
+    """Trains inside ``wait``, a step at a time; the caller's random states are as before once it is closed."""
+
+    def __init__(self, job: Job) -> None:
+        device = find_devices()[0]
+        self._devices = [device]
+        self._worker = Worker(job, device.name)
+        self._began = time.monotonic()
+        self._woken = False
+        self._restore = ExitStack()
+        self._restore.enter_context(own_randomness())
+
+    def devices(self) -> Sequence[Device]:
+        return self._devices
+
+    def place(self, bundle: Bundle) -> None:
+        self._worker.place(bundle)
+
+    def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._worker.idle and not self._woken:
+            event = self._worker.advance()
+            if event is not None:
+                return [event]
+            if end is not None and time.monotonic() >= end:
+                break
+        self._woken = False
+        return []
+
+    def wake(self) -> None:
+        self._woken = True
+
+    def describe(self, configs: Sequence[Config]) -> list[Description]:
+        return [self._worker.describe(config) for config in configs]
+
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def close(self) -> None:
+        self._worker.close()
+        self._restore.close()
+
+
+def find_devices() -> list[Device]:
+    """The CUDA devices of this machine, or else its CPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        return [
+            Device(f"cuda:{i}", torch.cuda.get_device_name(i), torch.cuda.get_device_properties(i).total_memory)
+            for i in range(torch.cuda.device_count())
+        ]
+    return [Device("cpu", "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]

@@ -1,0 +1,174 @@
+"""Worker processes on this machine, one device each; on a machine without accelerators they divide its cores.
+
+A worker is started as ``python -m penstock.executors.process_worker`` with one end of a pipe: the user's script is not
+run again in it, and no lock or thread of the driver is copied. Its end of the pipe closes when either side dies.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+import cloudpickle
+
+from penstock.bundle import Bundle, Description, Failed, Finished, Job, Stopped
+from penstock.errors import StudyError
+from penstock.executors.base import Device, Executor, ExecutorEvent
+from penstock.executors.local import find_devices
+from penstock.trial import Config
+
+
+class ProcessExecutor(Executor):
+    """``workers`` processes on this machine."""
+
+    def __init__(self, job: Job, workers: int) -> None:
+        self._began = time.monotonic()
+        self._job = _pickled(job)
+        self._threads: int | None = None
+        found = find_devices()
+        if found[0].type == "cpu":
+            import torch
+
+            self._threads = max(1, torch.get_num_threads() // workers)
+            memory = found[0].memory // workers
+            self._devices = [Device(f"cpu:{i}", "cpu", memory) for i in range(workers)]
+        elif workers > len(found):
+            raise StudyError(
+                f"workers={workers} needs as many devices, and this machine has {len(found)}: "
+                f"use workers={len(found)} or fewer, one device each."
+            )
+        else:
+            self._devices = found[:workers]
+        self._woken, self._wake = os.pipe()
+        self._events: deque[ExecutorEvent] = deque()
+        self._workers = {device.name: _Process(self._job, device, self._threads) for device in self._devices}
+
+    def devices(self) -> Sequence[Device]:
+        return self._devices
+
+    def place(self, bundle: Bundle) -> None:
+        worker = self._workers[bundle.devices[0]]
+        if bundle.placements:
+            worker.running = [(p.trial, p.attempt) for p in bundle.placements]
+        worker.send(("place", bundle))
+
+    def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
+        while not self._events:
+            connections = {worker.connection: worker for worker in self._workers.values()}
+            ready = wait([*connections, self._woken], timeout)
+            if not ready:
+                return []
+            for one in ready:
+                if one == self._woken:
+                    os.read(self._woken, 4096)
+                    return self._take()
+                self._receive(connections[one])  # type: ignore[index]
+        return self._take()
+
+    def _take(self) -> list[ExecutorEvent]:
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def _receive(self, worker: _Process) -> None:
+        try:
+            kind, value = worker.connection.recv()
+        except (EOFError, OSError):
+            how = worker.how_it_died()
+            self._events += [Failed(trial, attempt, how, died=True) for trial, attempt in worker.running]
+            self._workers[worker.device.name] = _Process(self._job, worker.device, self._threads)
+            return
+        if kind == "broken":
+            raise StudyError(f"A worker process could not start:\n{value}")
+        if kind == "event":
+            if isinstance(value, Finished | Stopped | Failed):
+                worker.running = [one for one in worker.running if one != (value.trial, value.attempt)]
+            self._events.append(value)
+
+    def wake(self) -> None:
+        os.write(self._wake, b"!")
+
+    def describe(self, configs: Sequence[Config]) -> list[Description]:
+        worker = next(iter(self._workers.values()))
+        worker.send(("describe", list(configs)))
+        while True:
+            try:
+                kind, value = worker.connection.recv()
+            except (EOFError, OSError):
+                raise StudyError(f"The worker process that tried a dry batch died: {worker.how_it_died()}") from None
+            if kind == "broken":
+                raise StudyError(f"A worker process could not start:\n{value}")
+            if kind == "described":
+                if isinstance(value, Exception):
+                    raise value
+                descriptions: list[Description] = value
+                return descriptions
+
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.kill()
+        for end in (self._woken, self._wake):
+            os.close(end)
+
+
+class _Process:
+    """One worker process, seen from the driver."""
+
+    def __init__(self, job: bytes, device: Device, threads: int | None) -> None:
+        self.device = device
+        self.running: list[tuple[int, int]] = []  # (trial, attempt) of what it was given and has not given back
+        self.connection: Connection[Any, Any]
+        self.connection, theirs = Pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.executors.process_worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches the driver alone, which asks the workers to stop
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+                "PYTHONUNBUFFERED": "1",  # what a task prints is seen even if its worker is killed
+            },
+        )
+        theirs.close()
+        self.send((device.name.split(":")[0] if device.type == "cpu" else device.name, threads))
+        with suppress(OSError):  # it died at birth, which the next wait will say
+            self.connection.send_bytes(job)
+
+    def send(self, message: object) -> None:
+        with suppress(OSError):  # it died, which the next wait will say
+            self.connection.send(message)
+
+    def how_it_died(self) -> str:
+        self.connection.close()
+        code = self.process.wait()
+        if code >= 0:
+            return f"worker process {self.process.pid} exited with status {code}"
+        return f"worker process {self.process.pid} was killed by {signal.Signals(-code).name}"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+def _pickled(job: Job) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps(job)
+    except Exception as error:
+        raise StudyError(
+            f"The task cannot be sent to worker processes ({type(error).__name__}: {error}). Open files, locks and "
+            "connections inside its methods instead of keeping them as attributes, or use workers=1."
+        ) from None
+    return data

@@ -1,0 +1,49 @@
+"""Values as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def clock(seconds: float) -> str:
+    """Seconds as a person reads them.
+
+    >>> clock(4.2), clock(3725)
+    ('4.2 s', '1:02:05')
+    """
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def value(one: Any) -> str:
+    """A config's or a metric's value, short.
+
+    >>> value(0.123456), value([64, 32])
+    ('0.1235', '[64, 32]')
+    """
+    return f"{one:.4g}" if isinstance(one, float) else str(one)
+
+
+def short(config: Mapping[str, Any]) -> str:
+    """A config on one line.
+
+    >>> short({"lr": 0.123456, "width": 64})
+    'lr=0.1235 width=64'
+    """
+    return " ".join(f"{k}={value(v)}" for k, v in config.items())
+
+
+def size(bytes: int) -> str:
+    """Bytes as a person reads them.
+
+    >>> size(512), size(1_500_000)
+    ('512 B', '1.5 MB')
+    """
+    amount, units = float(bytes), ["B", "kB", "MB", "GB", "TB"]
+    while amount >= 999.5 and len(units) > 1:
+        amount, units = amount / 1000, units[1:]
+    return f"{amount:.3g} {units[0]}"

@@ -1,0 +1,196 @@
+"""Tables for a terminal: the best trials of a study, where it stands, and the studies of a folder."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from penstock.history import History, TrialRecord
+from penstock.report.format import clock, short, size, value
+from penstock.report.progress import STATES
+from penstock.report.summary import ending
+from penstock.trial import Config
+
+BARS = "▁▂▃▄▅▆▇█"
+PLAIN_WIDTH = 120  # of what goes to a file or a pipe
+
+
+def console() -> Console:
+    """Where tables go: stdout, as wide as its terminal."""
+    out = Console(highlight=False, markup=False, emoji=False)
+    if not out.is_terminal:
+        out.width = max(PLAIN_WIDTH, out.width)
+    return out
+
+
+def best_trials(history: History, trials: Sequence[TrialRecord], console: Console) -> RenderableType:
+    """One row a trial; a terminal too narrow goes without device seconds, then without a column a config's value."""
+    if not trials:
+        return Text(f"No trial has reported a finite {history.metric} yet.", style="yellow")
+    names = list(dict.fromkeys(name for trial in trials for name in trial.config))
+    wide = console.options.update(max_width=10_000)
+    for seconds in (True, False):
+        table = _trials(history, trials, names, seconds)
+        if Measurement.get(console, wide, table).maximum <= console.width:
+            return table
+    return _trials(history, trials, None)
+
+
+def _trials(history: History, trials: Sequence[TrialRecord], names: list[str] | None, seconds: bool = True) -> Table:
+    """``names`` are the config's columns; None puts the config into one."""
+    metrics = list(dict.fromkeys(name for trial in trials for name in trial.metrics))
+    metrics.sort(key=lambda name: name != history.metric)
+    table = _table()
+    table.add_column("trial", justify="right", no_wrap=True)
+    for name in metrics:
+        table.add_column(name, justify="right", style="bold green" if name == history.metric else "", no_wrap=True)
+    for name in ("config",) if names is None else names:
+        table.add_column(name, justify="left" if names is None else "right", style="cyan", overflow="fold")
+    table.add_column("budget", justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    if seconds:
+        table.add_column("device s", justify="right", no_wrap=True)
+    for trial in trials:
+        config = trial.config
+        table.add_row(
+            str(trial.number),
+            *(value(trial.metrics.get(name, "")) for name in metrics),
+            *([short(config)] if names is None else [value(config.get(name, "")) for name in names]),
+            str(trial.reported),
+            Text(trial.status, style=STATES[trial.status]),
+            *([f"{trial.device_seconds:.2f}"] if seconds else []),
+        )
+    return table
+
+
+def study_summary(facts: dict[str, Any]) -> RenderableType:
+    """Where a study stands: one line a fact."""
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(overflow="fold")
+    rows.add_row("study", Text(facts["name"], style="bold"))
+    rows.add_row("task", facts["task"] + (f" in {facts['file']}" if facts["file"] else ""))
+    sampler = f" with {facts['sampler']}" if facts["sampler"] else ""
+    rows.add_row("algorithm", f"{facts['algorithm']}{sampler}, seed {facts['seed']}")
+    rows.add_row("metric", f"{facts['metric']} {facts['mode']}" + _if(" until {}", facts["target"]))
+    counts = [Text(f"{facts['trials'][s]} {s}", style=style) for s, style in STATES.items() if facts["trials"].get(s)]
+    rows.add_row("trials", Text("  ").join([*counts, Text(f"of {facts['total']}", style="dim")]))
+    rows.add_row("best", _best(facts))
+    rows.add_row("time", clock(facts["seconds"]) + _if(" of {}", facts["deadline"] and clock(facts["deadline"])))
+    rows.add_row("trained", f"{facts['units']:,} units in {clock(facts['device_seconds'])} on devices")
+    rows.add_row("states", f"{size(facts['state_bytes'])} on disk")
+    rows.add_row("model", facts["model"] or Text("none saved", style="dim"))
+    rows.add_row("ended", ending(facts))
+    return rows
+
+
+def study_list(studies: Sequence[dict[str, Any]]) -> RenderableType:
+    """One row a study; one whose log cannot be read shows why instead."""
+    table = _table()
+    table.add_column("study", style="bold", no_wrap=True)
+    table.add_column("task")
+    table.add_column("algorithm")
+    table.add_column("trials", justify="right", no_wrap=True)
+    table.add_column("best", style="green")
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("ended")
+    for facts in studies:
+        if "error" in facts:
+            table.add_row(facts["name"], "", "", "", Text(facts["error"], style="red"))
+            continue
+        begun = f"{facts['begun']}/{facts['total']}"
+        best = value(facts["best"]["metrics"][facts["metric"]]) if facts["best"] else "none"
+        best = f"{facts['metric']} {best}"
+        algorithm, used = facts["algorithm"].split("(")[0], clock(facts["seconds"])
+        table.add_row(facts["name"], facts["task"], algorithm, begun, best, used, ending(facts))
+    return table
+
+
+def curves(history: History, trials: Sequence[TrialRecord]) -> RenderableType:
+    """The metric's course, one line a trial, all on one scale."""
+    metric = history.metric
+    seen = [row[metric] for trial in trials for row in trial.curve if metric in row and abs(row[metric]) < float("inf")]
+    low, high = (min(seen), max(seen)) if seen else (0.0, 0.0)
+    table = _table()
+    table.add_column("trial", justify="right", no_wrap=True)
+    table.add_column(f"{metric}, {value(low)} to {value(high)}", no_wrap=True)
+    table.add_column("first", justify="right", no_wrap=True)
+    table.add_column("best", justify="right", style="bold green", no_wrap=True)
+    table.add_column("last", justify="right", no_wrap=True)
+    for trial in trials:
+        values = [row.get(metric, float("nan")) for row in trial.curve]
+        best = value(trial.metrics[metric])
+        table.add_row(str(trial.number), spark(values, low, high), value(values[0]), best, value(values[-1]))
+    return table
+
+
+def failures(history: History) -> Text | None:
+    """How many trials failed, and the end of the first one's error."""
+    failed = [trial for trial in history.trials if trial.status == "failed"]
+    if not failed:
+        return None
+    why = (failed[0].error or "").strip().splitlines()[-1:]
+    return Text(
+        f"{len(failed)} of {len(history.trials)} trials failed; trial {failed[0].number}: {''.join(why)}", "red"
+    )
+
+
+def how_to_go_on(facts: dict[str, Any], config: Config) -> Text:
+    """Where the trained model is, how to load it, and where to look further; lines to copy are not wrapped."""
+    text = Text()
+    if facts["model"]:
+        text.append("The trained model is in ").append(facts["model"], style="bold").append("; to load it:\n")
+        lines = [f"model = study.task.model({config!r})", f"model.load_state_dict(torch.load({facts['model']!r}))"]
+        if facts["file"]:
+            lines.insert(0, f"import torch; from {Path(facts['file']).stem} import study")
+        text.append("".join(f"    {line}\n" for line in lines) + "\n", style="cyan")
+    dir, name = Path(facts["dir"]).parent, shlex.quote(facts["name"])
+    where = "" if dir == Path(".penstock") else f" --dir {shlex.quote(str(dir))}"
+    ways = {
+        f"penstock show {name}{where} --curves": "where it stands, best trials, curves",
+        f"penstock dashboard {name}{where}": "plots in a browser",
+        f"penstock export {name}{where} --to csv": "all trials and curves; or --to tensorboard",
+    }
+    if facts["ended"] == "deadline":
+        ways[f"penstock resume {name}{where} --deadline {2 * facts['deadline']:g}s"] = "go on, with more time"
+    width = max(map(len, ways))
+    text.append("To look further:")
+    for command, what in ways.items():
+        text.append(f"\n    {command:{width}}", style="cyan").append(f"  {what}", style="dim")
+    return text
+
+
+def spark(values: Sequence[float], low: float, high: float, width: int = 40) -> str:
+    """Values as bars between low and high; at most ``width``, evenly chosen, the last among them.
+
+    >>> spark([0.0, 0.5, 1.0, float("nan")], 0, 1)
+    '▁▅█×'
+    """
+    if len(values) > width:
+        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+    span = (high - low) or 1.0
+    return "".join(BARS[round((v - low) / span * 7)] if low <= v <= high else "×" for v in values)
+
+
+def _table() -> Table:
+    return Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+
+
+def _if(template: str, one: object) -> str:
+    return "" if one is None else template.format(one)
+
+
+def _best(facts: dict[str, Any]) -> Text:
+    if facts["best"] is None:
+        return Text("none has reported a finite result", style="yellow")
+    best = facts["best"]
+    text = Text(f"{facts['metric']} {value(best['metrics'][facts['metric']])}", style="bold green")
+    return text.append(f" (trial {best['number']})  {short(best['config'])}", style="not bold default")

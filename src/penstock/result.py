@@ -1,0 +1,173 @@
+"""What a study found: its trials with their curves, and the best one with its trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError, StudyError
+from penstock.history import History, TrialRecord
+from penstock.task import AnyTask, FunctionTask
+from penstock.trial import Config, Metrics, Status
+
+if TYPE_CHECKING:
+    import optuna
+    import pandas
+    from torch import nn
+
+
+class Trial:
+    """One trial of a result."""
+
+    def __init__(self, record: TrialRecord, task: AnyTask, states: Path) -> None:
+        self._record, self._task, self._states = record, task, states
+
+    @property
+    def number(self) -> int:
+        """Its number, from 0, in the order in which trials were first asked for."""
+        return self._record.number
+
+    @property
+    def config(self) -> Config:
+        """Its config; with PBT, which changes configs, the one of its best report."""
+        return self._record.best_config or self._record.config
+
+    @property
+    def state(self) -> Status:
+        """Where it stands: waiting, running, paused, finished, stopped or failed."""
+        return self._record.status
+
+    @property
+    def metrics(self) -> Metrics:
+        """Its metrics at its best report."""
+        return self._record.metrics
+
+    @property
+    def curve(self) -> Sequence[Metrics]:
+        """A row of metrics, with its ``budget``, per report."""
+        return self._record.curve
+
+    @property
+    def device_seconds(self) -> float:
+        """The seconds it had a device, up to its last report."""
+        return self._record.device_seconds
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, if it did."""
+        return self._record.error
+
+    def weights(self) -> dict[str, Any]:
+        """The ``state_dict`` of its model at its best report."""
+        if isinstance(self._task, FunctionTask):
+            raise StudyError(f"Trial {self.number} is a function's: what it saved is in last_state().")
+        state = self._load()
+        weights: dict[str, Any] = state["model"] if state["best"]["model"] is None else state["best"]["model"]
+        return weights
+
+    def last_state(self) -> Any:
+        """What its function saved last, where the task is a function: ``trial.report(step, state=...)``."""
+        state = self._load()
+        return state["state"] if isinstance(self._task, FunctionTask) else state
+
+    def _load(self) -> dict[str, Any]:
+        from penstock.training.checkpoint import load
+
+        ref = self._record.best_state
+        if ref is None or not (self._states / ref.file).exists():
+            raise StudyError(
+                f"Trial {self.number} has no saved state: only paused trials, donors and the best keep theirs. "
+                "Ask result.best, or train this config again."
+            )
+        return load(self._states, ref)
+
+    def model(self) -> nn.Module:
+        """Its trained model as at its best report: your own module, on the CPU, ready to evaluate."""
+        from penstock.training.randomness import own_randomness
+
+        weights = self.weights()
+        assert not isinstance(self._task, FunctionTask)
+        with own_randomness():
+            model = self._task.model(self.config)
+        model.load_state_dict(weights)
+        return model.eval()
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{k}={v:.6g}" for k, v in self.metrics.items())
+        return f"Trial({self.number}, {self.state}, {self.config}, {shown})"
+
+
+class Result:
+    """What a study found."""
+
+    def __init__(self, history: History, task: AnyTask, dir: Path) -> None:
+        self._history, self._task = history, task
+        self.dir = dir
+
+    @property
+    def best(self) -> Trial:
+        """The trial with the best report; one that ever reported a metric that is not finite is never it."""
+        if self._history.best is None:
+            failed = next((t.error for t in self._history.trials if t.error), None)
+            why = f" The first error was:\n{failed}" if failed else ""
+            raise StudyError(f"No trial reported a finite {self._history.metric!r}, so none is best.{why}")
+        return self._trial(self._history.best)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials, in the order of their numbers."""
+        return [self._trial(record) for record in self._history.trials]
+
+    def _trial(self, record: TrialRecord) -> Trial:
+        return Trial(record, self._task, self.dir / "states")
+
+    @property
+    def ended(self) -> str | None:
+        """Why the study ended: done, deadline, target, interrupted or failed."""
+        return self._history.ended
+
+    def dataframe(self) -> pandas.DataFrame:
+        """One row a trial: number, state, budget, the config's values, the metrics at its best, device seconds."""
+        try:
+            import pandas
+        except ImportError:
+            raise StudyError("dataframe() needs pandas: pip install 'penstock[plots]'.") from None
+        return pandas.DataFrame(
+            [
+                {
+                    "number": record.number,
+                    "state": record.status,
+                    "budget": record.reported,
+                    **{f"config.{k}": v for k, v in record.config.items()},
+                    **record.metrics,
+                    "device_seconds": record.device_seconds,
+                }
+                for record in self._history.trials
+            ]
+        )
+
+    def optuna_study(self) -> optuna.Study:
+        """The study as Optuna sees it, for its plots: ``optuna.visualization.plot_slice(result.optuna_study())``."""
+        from penstock.algorithms.storage import read_study
+
+        return read_study(self.dir)
+
+    def save_best(self) -> Path | None:
+        """Write the best model's ``state_dict`` to ``best.pt`` in the study's folder; None where there is no model."""
+        if self._history.best is None or isinstance(self._task, FunctionTask):
+            return None
+        import torch
+
+        path = self.dir / "best.pt"
+        partial = path.with_suffix(".partial")
+        try:
+            torch.save(self.best.weights(), partial)
+        except PenstockError:  # its state was taken from the disk: all but the weights is still known
+            return None
+        partial.replace(path)
+        return path
+
+    def __repr__(self) -> str:
+        best = "none" if self._history.best is None else repr(self.best)
+        return f"Result({len(self._history.trials)} trials, best: {best})"

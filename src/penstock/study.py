@@ -1,0 +1,377 @@
+"""A study: a task, a space and a goal, run to a result and resumed from its log."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import __version__, events
+from penstock.algorithms.base import Algorithm
+from penstock.algorithms.sampling import Search
+from penstock.bundle import Job
+from penstock.decisions import Decider, replay
+from penstock.engine import Engine, Limits
+from penstock.errors import SpaceError, StudyError
+from penstock.events import Asked, Log, Opened, plain
+from penstock.executors.base import Executor
+from penstock.history import History
+from penstock.result import Result
+from penstock.scheduling.base import Scheduler
+from penstock.scheduling.fifo import fifo
+from penstock.space import Space
+from penstock.task import as_task, fingerprint, task_name
+from penstock.trial import Mode
+
+if TYPE_CHECKING:
+    import optuna
+
+
+SCHEDULERS: dict[str, Scheduler] = {"fifo": fifo}
+_FIXED = ("metric", "mode", "seed")  # a study with another of these is another study
+_CODE = "the task's code is another"
+_CHANGEABLE = ("task", "source", "space", "algorithm", "sampler")
+
+
+class Study:
+    """Tune a task over a space.
+
+    >>> import penstock as ps
+    >>> def train(trial):
+    ...     trial.report(1, loss=(trial.config["x"] - 2) ** 2)
+    >>> study = ps.Study(train, {"x": ps.uniform(0, 4)}, metric="loss", mode="min",
+    ...                  algorithm=ps.Random(budget=1), trials=20)
+
+    Args:
+        task: a ``Task``, or a function of one trial.
+        space: a dict of ``uniform``, ``loguniform``, …, of Optuna distributions and of constants; or a function that
+            takes an Optuna trial.
+        metric, mode: what to make as large ("max") or as small ("min") as can be.
+        algorithm: which trials run and how far.
+        trials: how many in all, resumes included; left out where the algorithm fixes it.
+        sampler: any Optuna sampler; independent draws without one.
+        seed: decides weights, data order, draws and all else that is random.
+        name: of the folder in ``dir`` that keeps the log and the states; a study of an existing name goes on.
+        deadline: seconds the study may use in all, or text such as "90s", "10m", "2h".
+        target: a value of the metric at which to stop.
+    """
+
+    def __init__(
+        self,
+        task: object,
+        space: Mapping[str, Any] | Callable[..., Any],
+        *,
+        metric: str,
+        mode: Mode = "max",
+        algorithm: Algorithm,
+        trials: int | None = None,
+        sampler: optuna.samplers.BaseSampler | None = None,
+        seed: int = 0,
+        name: str | None = None,
+        dir: str | Path = ".penstock",
+        deadline: float | str | None = None,
+        target: float | None = None,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise StudyError(f'mode must be "min" or "max", got {mode!r}.')
+        if not isinstance(metric, str) or not metric:
+            raise StudyError(f"metric must be the name of a metric that the task reports, got {metric!r}.")
+        if not isinstance(algorithm, Algorithm):
+            raise StudyError(f"algorithm must be one such as ASHA(max_budget=27), got {algorithm!r}.")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise StudyError(f"seed must be a whole number, got {seed!r}.")
+        if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
+            raise StudyError(f"trials must be a whole number above 0, got {trials!r}.")
+        if name is not None and not re.fullmatch(r"[\w\-+=@ ][\w.\-+=@ ]*", name):
+            raise StudyError(
+                f"name must be one folder's name of letters, digits, spaces and . - _ + = @, got {name!r}: "
+                "choose the folder above it with dir=."
+            )
+        if target is not None and not math.isfinite(target):
+            raise StudyError(f"target must be a finite value of {metric!r}, got {target!r}.")
+        self.task = as_task(task)
+        self.space = Space.of(space)
+        self.metric, self.mode, self.seed = metric, mode, seed
+        self.algorithm, self.sampler = algorithm, sampler
+        self.name, self.dir = name, Path(dir)
+        self.deadline, self.target = seconds(deadline), target
+        main = getattr(sys.modules.get("__main__"), "__file__", None)
+        self.file = None if main is None else str(Path(main).absolute())  # what `penstock resume` loads again
+        self.trials = self._total(trials)
+        self._given: dict[str, Any] = {
+            "task": task,
+            "space": space,
+            "metric": metric,
+            "mode": mode,
+            "algorithm": algorithm,
+            "trials": trials,
+            "sampler": sampler,
+            "seed": seed,
+            "name": name,
+            "dir": dir,
+            "deadline": deadline,
+            "target": target,
+        }
+
+    def replace(self, **changes: Any) -> Study:
+        """An equal study with some arguments changed: ``study.replace(trials=128, seed=1)``."""
+        arguments = {**self._given, **changes}
+        other = Study(arguments.pop("task"), arguments.pop("space"), **arguments)
+        other.file = self.file
+        return other
+
+    def _total(self, trials: int | None) -> int | None:
+        fixed = self.algorithm.trials(self._search(trials))
+        if fixed is None and trials is None:
+            raise StudyError(f"{type(self.algorithm).__name__} needs trials=: how many to try in all, as in trials=64.")
+        if fixed is not None and trials not in (None, fixed):
+            raise StudyError(
+                f"{self.algorithm!r} runs {fixed} trials, got trials={trials}: leave it out or give {fixed}."
+            )
+        return trials if fixed is None else fixed
+
+    def _search(self, trials: int | None) -> Search:
+        sampler, own = self.sampler, getattr(self.algorithm, "default_sampler", None)
+        if own is not None:
+            if sampler is not None:
+                raise StudyError(f"{type(self.algorithm).__name__} brings its own sampler: leave sampler= out.")
+            sampler = own()
+        if sampler is not None and not self.algorithm.samples:
+            raise StudyError(f"{type(self.algorithm).__name__} draws nothing: leave sampler= out.")
+        return Search(self.space, self.metric, self.mode, seed=self.seed, trials=trials, sampler=sampler)
+
+    def run(
+        self,
+        on: str = "local",
+        *,
+        sharing: str = "auto",
+        scheduler: str = "fifo",
+        workers: int = 1,
+        allow_changes: bool = False,
+        progress: bool | None = None,
+    ) -> Result:
+        """Run to the end, going on from the log where there is one.
+
+        Args:
+            on: where: "local".
+            sharing: how trials share a device: "solo"; "auto" takes what pays.
+            scheduler: who gets which device: "fifo".
+            workers: 1 trains in this process; more are processes with one device each.
+            allow_changes: go on although the task, the space or the algorithm changed since the log was written.
+            progress: show it; None where a person is looking.
+        """
+        schedule = _check_run(on, sharing, scheduler, workers)
+        log = self._open()
+        try:
+            settings = self._settings(log.dir.name)
+            settings["changed"] = _changes(log.past, settings, allow_changes)
+            if settings["changed"]:
+                self._check_configs(log.past)
+            history, decider = History(), Decider(self.algorithm, self._search(self.trials))
+            pending = replay(log.past, history, decider, given=_given(log.past, bool(settings["changed"])))
+            pending += decider.opened(self.trials)
+            executor = self._executor(workers, log.dir)
+            try:
+                limits = Limits(self.deadline, self.target)
+                engine = Engine(
+                    log,
+                    history,
+                    decider,
+                    executor,
+                    schedule,
+                    states=log.dir / "states",
+                    limits=limits,
+                )
+                with self._progress(progress) as engine.watch, _signals(engine.interrupt):
+                    reason = engine.run(Opened(settings, history.clock), pending)
+                if reason == "interrupted":
+                    raise KeyboardInterrupt
+            except KeyboardInterrupt:
+                self._say_how_to_resume(log.dir.name)
+                raise
+            finally:
+                executor.close()
+        finally:
+            log.close()
+        result = Result(history, self.task, log.dir)
+        result.save_best()
+        return result
+
+    def _open(self) -> Log:
+        if self.name is not None:
+            return Log.open(self.dir / self.name)
+        stem = re.sub(r"\W+", "-", task_name(self.task).lower()).strip("-") or "study"
+        number = 1
+        while (self.dir / f"{stem}-{number}").exists():
+            number += 1
+        return Log.open(self.dir / f"{stem}-{number}")
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        settings = {
+            "log": events.VERSION,
+            "penstock": __version__,
+            "name": name,
+            "file": self.file,
+            "task": task_name(self.task),
+            "source": fingerprint(self.task),
+            "space": self.space.describe(),
+            "metric": self.metric,
+            "mode": self.mode,
+            "algorithm": repr(self.algorithm),
+            "max_budget": self.algorithm.max_budget,
+            "sampler": None if self.sampler is None else type(self.sampler).__name__,
+            "seed": self.seed,
+            "trials": self.trials,
+            "deadline": self.deadline,
+            "target": self.target,
+        }
+        kept: dict[str, Any] = plain(settings)
+        return kept
+
+    def _check_configs(self, past: list[events.Event]) -> None:
+        for event in past:
+            if isinstance(event, Asked):
+                try:
+                    self.space.check(event.config)
+                except SpaceError as error:
+                    raise StudyError(
+                        f"Trial {event.trial} of the log does not fit the changed space: {error} "
+                        "Widen the space again, or start a new study under another name."
+                    ) from None
+
+    def _executor(self, workers: int, dir: Path) -> Executor:
+        job = Job(self.task, self.seed, self.metric, self.mode, (dir / "states").absolute())
+        if workers == 1:
+            from penstock.executors.local import LocalExecutor
+
+            return LocalExecutor(job)
+        from penstock.executors.processes import ProcessExecutor
+
+        return ProcessExecutor(job, workers)
+
+    @contextmanager
+    def _progress(self, wanted: bool | None) -> Iterator[Callable[[History], None] | None]:
+        if not (sys.stderr.isatty() if wanted is None else wanted):
+            yield None
+            return
+        from penstock.report.progress import Progress, stage_units
+
+        with Progress(self.trials, stage_units(self.algorithm.stages(self.trials))) as progress:
+            yield progress
+
+    def _say_how_to_resume(self, name: str) -> None:
+        where = "" if self.dir == Path(".penstock") else f" --dir {shlex.quote(str(self.dir))}"
+        print(f"Interrupted; go on with: penstock resume {shlex.quote(name)}{where}", file=sys.stderr)
+
+
+def tune(
+    task: object, space: Mapping[str, Any] | Callable[..., Any], *, on: str = "local", workers: int = 1, **settings: Any
+) -> Result:
+    """``Study(task, space, ...).run(on=..., workers=...)`` in one call.
+
+    >>> import penstock as ps
+    >>> def train(trial):
+    ...     trial.report(1, loss=(trial.config["x"] - 2) ** 2)
+    >>> space, algorithm = {"x": ps.uniform(0, 4)}, ps.Random(budget=1)
+    >>> len(ps.tune(train, space, metric="loss", mode="min", algorithm=algorithm, trials=9).trials)
+    9
+    """
+    return Study(task, space, **settings).run(on, workers=workers)
+
+
+def seconds(time: float | str | None) -> float | None:
+    """Seconds from a number or from text such as "90s", "10m", "2h".
+
+    >>> seconds("10m")
+    600.0
+    """
+    if time is None:
+        return None
+    units = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+    match = re.fullmatch(r"\s*([\d.]+)\s*([smhd]?)\s*", str(time))
+    try:
+        value = float(match[1]) * units[match[2]] if match else math.nan
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise StudyError(f'deadline must be seconds above 0, or text such as "90s", "10m", "2h", got {time!r}.')
+    return value
+
+
+def _check_run(on: str, sharing: str, scheduler: str, workers: int) -> Scheduler:
+    if on != "local":
+        raise StudyError(f'on must be "local", got {on!r}.')
+    if sharing not in ("auto", "solo"):
+        raise StudyError(f'sharing must be "auto" or "solo", got {sharing!r}.')
+    if scheduler not in SCHEDULERS:
+        raise StudyError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {scheduler!r}.")
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise StudyError(f"workers must be a whole number above 0, got {workers!r}.")
+    return SCHEDULERS[scheduler]
+
+
+def _changes(past: list[events.Event], now: dict[str, Any], allowed: bool) -> list[str]:
+    """What differs between the log's last settings and these, or a refusal that names it."""
+    opened = [event.settings for event in past if isinstance(event, Opened)]
+    if not opened:
+        return []
+    before = opened[-1]
+    if fixed := [name for name in _FIXED if before[name] != now[name]]:
+        said = ", ".join(f"{name}={before[name]!r} (got {now[name]!r})" for name in fixed)
+        raise StudyError(f"Study {before['name']!r} exists with {said}: start a new study under another name.")
+    if before["trials"] is not None and now["trials"] is not None and now["trials"] < before["trials"]:
+        raise StudyError(
+            f"Study {before['name']!r} has trials={before['trials']}, a total over all resumes, "
+            f"got trials={now['trials']}: give at least as many."
+        )
+    if before["trials"] != now["trials"] and "SuccessiveHalving" in now["algorithm"]:
+        raise StudyError(
+            f"Study {before['name']!r} halves {before['trials']} trials, got trials={now['trials']}: its rungs "
+            "are made from that number, so start a new study under another name."
+        )
+    changed = [name for name in _CHANGEABLE if before[name] != now[name]]
+    if changed and not allowed:
+        said = "; ".join(
+            _CODE if name == "source" else f"{name} was {before[name]} and is {now[name]}" for name in changed
+        )
+        raise StudyError(
+            f"Study {before['name']!r} changed since its log was written: {said}. Put it back, start a new study under "
+            "another name, or go on all the same with allow_changes=True (--allow-changes), which works where the "
+            "algorithm would have decided the same so far."
+        )
+    return changed
+
+
+def _given(past: list[events.Event], changed: bool) -> int:
+    """How many events lie before the last change: their configs come from the log."""
+    if changed:
+        return len(past)
+    return max((i for i, e in enumerate(past) if isinstance(e, Opened) and e.settings.get("changed")), default=0)
+
+
+@contextmanager
+def _signals(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C or SIGTERM once: stop at the next boundary and save; Ctrl-C twice: at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        for one, old in before.items():
+            signal.signal(one, signal.default_int_handler if one == signal.SIGINT else old)
+        print("Stopping at the next step, saving… (again to stop at once)", file=sys.stderr)
+        interrupt()
+
+    before = {one: signal.signal(one, handle) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, old in before.items():
+            signal.signal(one, old)

@@ -1,0 +1,1 @@
+"""What trains a bundle: the only part that touches torch."""

@@ -1,0 +1,84 @@
+"""One dry batch before any training: what a task does wrong is said at once, in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from penstock.bundle import Description
+from penstock.errors import TaskError
+from penstock.task import task_name
+from penstock.training.checkpoint import check_loadable
+from penstock.training.loop import Training
+
+
+def dry_batch(training: Training) -> Description:
+    """Train and measure one batch of a trial that is then thrown away; raises TaskError."""
+    task, model, name = training.task, training.model, task_name(training.task)
+    own = {id(p) for p in model.parameters()}
+    if not own:
+        raise TaskError(f"{name}.model returned a module without parameters: there is nothing to train.")
+    if not any(id(p) in own for group in training.optimizer.param_groups for p in group["params"]):
+        raise TaskError(
+            f"{name}.optimizer holds none of the model's parameters: build it from the params it is given, "
+            "not from another model."
+        )
+    if task.precision not in ("fp32", "bf16", "fp16"):
+        raise TaskError(f'{name}.precision must be "fp32", "bf16" or "fp16", got {task.precision!r}.')
+    if task.precision == "fp16" and training.device.type == "cpu":
+        raise TaskError(f'{name}.precision is "fp16", which a CPU does not train: use "bf16" or "fp32".')
+    model.train()
+    batch = next(iter(training.data.train.batches(0, 0, training.batch_size)))
+    with training._autocast():
+        loss = task.loss(model, batch, training.config)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.ndim > 0:
+        shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{type(loss).__name__}"
+        raise TaskError(f"{name}.loss must return a scalar tensor, got {shape}: take its mean or sum.")
+    grads: tuple[Any, ...] = ()
+    if loss.requires_grad:
+        params = [p for p in model.parameters() if p.requires_grad]
+        grads = torch.autograd.grad(loss, params, allow_unused=True) if params else ()
+    if all(g is None for g in grads):
+        raise TaskError(
+            f"{name}.loss does not depend on the model's parameters: compute it from model(...) without detach(), "
+            "no_grad() or a second model."
+        )
+    training._backward(batch)
+    if not isinstance(training.optimizer, torch.optim.LBFGS):
+        training.optimizer.step()
+    metrics = _dry_metrics(training, name)
+    _check_scheduler(training, name)
+    check_loadable(training.state(), name)
+    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    for state in training.optimizer.state.values():
+        tensors += [v for v in state.values() if isinstance(v, torch.Tensor)]
+    return Description(metrics, sum(t.nbytes for t in tensors))
+
+
+def _dry_metrics(training: Training, name: str) -> tuple[str, ...]:
+    training.model.eval()
+    with torch.no_grad(), training._autocast():
+        batch, _ = next(iter(training.data.valid.all(training.task.eval_batch_size)))
+        metrics = training.task.metrics(training.model, batch, training.config)
+    if not isinstance(metrics, Mapping) or not metrics:
+        raise TaskError(f"{name}.metrics must return a dict of scalars, got {metrics!r}.")
+    for key, value in metrics.items():
+        try:
+            float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise TaskError(f"{name}.metrics must return scalars, got {type(value).__name__} for {key!r}.") from None
+    return tuple(metrics)
+
+
+def _check_scheduler(training: Training, name: str) -> None:
+    scheduler = training.scheduler
+    if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode != training.mode:
+        raise TaskError(
+            f"{name}.scheduler is a ReduceLROnPlateau with mode={scheduler.mode!r}, but the study's metric "
+            f"{training.metric!r}, which it receives, is to be {training.mode}: give it mode={training.mode!r}."
+        )
+    if scheduler is not None and not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
+        raise TaskError(f"{name}.scheduler must return a torch scheduler or None, got {type(scheduler).__name__}.")

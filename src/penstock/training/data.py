@@ -1,0 +1,279 @@
+"""A task's data: read once for all trials that ask for the same, in an order that only the study's seed decides.
+
+Data order comes from (study seed, epoch); the batch size only cuts it, and the last, shorter batch is kept. What is
+random in reading a sample (augmentation) is keyed by (study seed, epoch, place in the order): it belongs to the stream
+and not to a trial (invariant 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from penstock.errors import TaskError
+from penstock.seeds import key
+from penstock.task import Task, task_name
+from penstock.training.randomness import own_randomness, seed_everything
+from penstock.trial import Config
+
+GATHERED = 2**24  # bytes of shuffled rows that are made at a time
+KEPT = 2**26  # bytes of shuffled epochs that are kept for the next trial
+
+
+class Source:
+    """One data set on one device: batches from any place of any epoch."""
+
+    def __init__(self, seed: int, length: int) -> None:
+        self.seed = seed
+        self.length = length
+
+    def order(self, epoch: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(key(self.seed, "order", epoch))
+        return torch.randperm(self.length, generator=generator)
+
+    def batches(self, epoch: int, start: int, size: int) -> Iterator[Any]:
+        """The training batches of an epoch, from the sample at place ``start`` on."""
+        raise NotImplementedError
+
+    def all(self, size: int) -> Iterator[tuple[Any, int]]:
+        """Every sample once in its own order, for validation: batches with their lengths."""
+        raise NotImplementedError
+
+
+class TensorSource(Source):
+    """Tensors of equal length, whole on the device where they fit.
+
+    Every trial sees the same epochs, so a small epoch's batches are made once and kept for the next trial. A task that
+    changes a batch in place spoils that for itself alone: torch counts a tensor's changes, and a changed one is made
+    again.
+    """
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...], seed: int, device: torch.device) -> None:
+        super().__init__(seed, len(tensors[0]))
+        self.device = device
+        self.bytes = sum(t.nbytes for t in tensors)
+        self.tensors = tuple(t.to(device) for t in tensors) if _fits(self.bytes, device) else tensors
+        self._kept: dict[tuple[int, int], tuple[list[torch.Tensor], list[int], list[Any]]] = {}
+
+    def batches(self, epoch: int, start: int, size: int) -> Iterator[Any]:
+        if self.bytes > GATHERED or start % size:
+            chunk = max(1, GATHERED * self.length // max(1, self.bytes) // size) * size
+            for rows in torch.split(self.order(epoch)[start:], chunk):
+                yield from self._cut(self._gather(rows), size)
+            return
+        kept = self._kept.get((epoch, size))
+        if kept is None or [t._version for t in kept[0]] != kept[1]:
+            gathered = self._gather(self.order(epoch))
+            kept = gathered, [t._version for t in gathered], self._cut(gathered, size)
+            self._kept[epoch, size] = kept
+            while len(self._kept) * self.bytes > KEPT:
+                self._kept.pop(next(iter(self._kept)))
+        yield from kept[2][start // size :]
+
+    def _gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        rows = rows.to(self.tensors[0].device)
+        return [t.index_select(0, rows).to(self.device) for t in self.tensors]
+
+    def _cut(self, gathered: list[torch.Tensor], size: int) -> list[Any]:
+        return list(zip(*(torch.split(t, size) for t in gathered), strict=True))
+
+    def all(self, size: int) -> Iterator[tuple[Any, int]]:
+        before = [t._version for t in self.tensors]
+        for begin in range(0, self.length, size):
+            batch = tuple(t[begin : begin + size].to(self.device) for t in self.tensors)
+            yield batch, len(batch[0])
+        if [t._version for t in self.tensors] != before:
+            raise TaskError("Task.metrics changed a validation batch in place, which all trials share: work on a copy.")
+
+
+class DatasetSource(Source):
+    """A map-style dataset, read through one DataLoader that lives as long as the data does."""
+
+    def __init__(self, dataset: Any, seed: int, device: torch.device, loader: Mapping[str, Any]) -> None:
+        super().__init__(seed, len(dataset))
+        self.device = device
+        self._plan = _Plan()
+        self.loader: DataLoader[Any] = DataLoader(
+            _Keyed(dataset, seed),
+            batch_sampler=self._plan,
+            **{"persistent_workers": loader.get("num_workers", 0) > 0, **loader},
+        )
+
+    def batches(self, epoch: int, start: int, size: int) -> Iterator[Any]:
+        order = self.order(epoch).tolist()
+        for batch, _ in self._read([(epoch, place, order[place]) for place in range(start, self.length)], size):
+            yield batch
+
+    def all(self, size: int) -> Iterator[tuple[Any, int]]:
+        return self._read([("all", place, place) for place in range(self.length)], size)
+
+    def _read(self, samples: list[tuple[object, int, int]], size: int) -> Iterator[tuple[Any, int]]:
+        self._plan.batches = [samples[i : i + size] for i in range(0, len(samples), size)]
+        with own_randomness():
+            batches = iter(self.loader)
+        for rows in self._plan.batches:
+            with own_randomness():
+                batch = next(batches)
+            yield _to(batch, self.device), len(rows)
+
+
+class _Plan:
+    """The batches that a source wants next, as the DataLoader's batch sampler; one loader serves every epoch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[tuple[object, int, int]]] = []
+
+    def __iter__(self) -> Iterator[list[tuple[object, int, int]]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class _Keyed(Dataset[Any]):
+    """The user's dataset, with the random generators set for each sample by its place in the stream."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitem__(self, sample: tuple[object, int, int]) -> Any:
+        epoch, place, index = sample
+        seed_everything(key(self.seed, "sample", epoch, place))
+        return self.dataset[index]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a trial trains on and is measured on."""
+
+    train: Source
+    valid: Source
+
+
+class DataCache:
+    """Loads a task's data once for all trials whose ``data`` reads the same config values."""
+
+    def __init__(self, task: Task, seed: int, device: torch.device) -> None:
+        self.task, self.seed, self.device = task, seed, device
+        self.loaded: list[tuple[Config, Data]] = []  # the values that were read, and what they gave
+
+    def get(self, config: Config) -> Data:
+        for read, data in self.loaded:
+            if all(config.get(name, _ABSENT) == value for name, value in read.items()):
+                return data
+        recorded = ReadConfig(config)
+        with own_randomness():
+            seed_everything(key(self.seed, "data"))
+            pair = self.task.data(recorded)
+        data = self._sources(pair)
+        self.loaded.append((recorded.read, data))
+        return data
+
+    def _sources(self, pair: Any) -> Data:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TaskError(
+                f"{task_name(self.task)}.data must return (training, validation) data, got {_kind(pair)}: "
+                "return a pair of datasets or of tuples of tensors."
+            )
+        return Data(self._source(pair[0], "training"), self._source(pair[1], "validation"))
+
+    def _source(self, data: Any, role: str) -> Source:
+        if isinstance(data, TensorDataset):
+            data = data.tensors
+        if isinstance(data, torch.Tensor):
+            data = (data,)
+        name = task_name(self.task)
+        if isinstance(data, tuple | list) and data and all(isinstance(t, torch.Tensor) for t in data):
+            lengths = [len(t) if t.ndim else 0 for t in data]
+            if len(set(lengths)) > 1:
+                raise TaskError(
+                    f"The {role} tensors of {name}.data must have one length, got {lengths}: a row of each is a sample."
+                )
+            source: Source = TensorSource(tuple(data), self.seed, self.device)
+        elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+            source = DatasetSource(data, self.seed, self.device, self.task.loader)
+        else:
+            raise TaskError(
+                f"The {role} data of {name}.data must be a tuple of tensors or a map-style dataset "
+                f"(with __len__ and __getitem__), got {_kind(data)}."
+            )
+        if source.length == 0:
+            raise TaskError(f"The {role} data of {name}.data has length 0: expected at least one sample.")
+        return source
+
+
+_ABSENT = object()
+
+
+class ReadConfig(Config):
+    """A config that remembers which of its values were read.
+
+    >>> config = ReadConfig({"lr": 0.1, "noise": 0.0}); config["noise"]; config.read
+    0.0
+    {'noise': 0.0}
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.read: Config = {}
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        self.read[name] = value
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if self.__contains__(name) else default
+
+    def __contains__(self, name: object) -> bool:
+        if not super().__contains__(name):
+            self.read[str(name)] = _ABSENT
+            return False
+        self.read[str(name)] = super().__getitem__(str(name))
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update({name: super(ReadConfig, self).__getitem__(name) for name in super().__iter__()})
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        iter(self)
+        return super().keys()
+
+    def values(self) -> Any:
+        iter(self)
+        return super().values()
+
+    def items(self) -> Any:
+        iter(self)
+        return super().items()
+
+
+def _fits(size: int, device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return size < free // 2  # the other half is for models
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {k: _to(v, device) for k, v in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_to(v, device) for v in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(_to(v, device) for v in batch)
+    return batch
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,139 @@
+"""A function task in training: the user's own loop, run in a thread that takes turns with the worker.
+
+Between two reports the function has the device; inside ``trial.report`` it waits while the worker saves its state and
+decides whether it goes on. Only one of the two runs at a time, so a study of function tasks repeats like any other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from typing import Any
+
+from penstock.errors import Paused, TaskError
+from penstock.seeds import key
+from penstock.task import FunctionTask
+from penstock.training.randomness import random_state, seed_everything, set_random_state
+from penstock.trial import Config, Metrics
+
+
+class FunctionTrial:
+    """What a function task is given: its config, the last state it saved, and ``report``.
+
+    >>> def train(trial):
+    ...     start = trial.state["epoch"] if trial.state else 0
+    ...     for epoch in range(start, 10):
+    ...         trial.report(epoch + 1, state={"epoch": epoch + 1}, loss=1 / (epoch + 1))
+    """
+
+    number: int
+    """Its number in the study, from 0."""
+    config: Config
+    """Its config."""
+    seed: int
+    """A seed of its own, of which the global generators were seeded."""
+    device: str
+    """Where to train, as torch names it."""
+    state: Any
+    """The last state that was saved, or None where it begins."""
+
+    def __init__(self, run: FunctionRun, state: Any) -> None:
+        self._run = run
+        self.number, self.config, self.seed, self.device = run.trial, dict(run.config), run.seed, run.device
+        self.state = state
+
+    def report(self, step: int, *, state: Any = None, **metrics: float) -> None:
+        """Report metrics after unit ``step`` (1, 2, 3, …) with the state to go on from; may raise ``Paused``."""
+        self._run.take(step, state, metrics)
+
+
+class FunctionRun:
+    """One trial of a function task. ``steps`` yields None while the function is busy, metrics when it reports."""
+
+    can_stop = False  # only where it reports
+
+    def __init__(self, task: FunctionTask, trial: int, config: Config, *, seed: int, device: str) -> None:
+        self.task, self.trial, self.config, self.device = task, trial, config, device
+        self.seed = key(seed, "trial", trial)
+        self.unit = self.step = 0
+        self._first = True  # of this run of the function
+        self._kept: Any = None  # the state of the last report: the function's own objects, which it goes on to change
+        self._skipped = False  # a report came without a state
+        self._metrics: dict[str, float] = {}
+        self._error: BaseException | None = None
+        self._over = self._paused = False
+        self._turn_of_worker = threading.Semaphore(0)
+        self._turn_of_function = threading.Semaphore(0)
+        seed_everything(self.seed)
+
+    def restore(self, state: dict[str, Any], *, inherited: bool) -> None:
+        """Go on from a state; the function finds what it saved in ``trial.state``."""
+        self.unit = self.step = state["unit"]
+        self._kept = state["state"]
+        if not inherited:
+            set_random_state(state["random"])
+
+    def state(self) -> dict[str, Any] | None:
+        """What the function gave with its last report; None where that was nothing."""
+        if self._kept is None:
+            return None
+        return {"unit": self.unit, "step": self.step, "state": self._kept, "random": random_state(with_torch=True)}
+
+    @property
+    def urgent(self) -> bool:
+        """Whether the state must be written now, as the next report may bring none."""
+        return self._skipped and self._kept is not None
+
+    def steps(self) -> Generator[Metrics | None, None, None]:
+        trial = FunctionTrial(self, self._kept)
+        threading.Thread(target=self._call, args=(trial,), name=f"trial {self.trial}", daemon=True).start()
+        try:
+            while True:
+                while not self._turn_of_worker.acquire(timeout=0.05):
+                    yield None
+                if self._over:
+                    if self._error is not None:
+                        raise self._error
+                    return
+                yield self._metrics
+                self._turn_of_function.release()
+        finally:  # closed by the worker: let the function unwind at the report it is in, or at its next one
+            self._paused = True
+            self._turn_of_function.release()
+
+    def _call(self, trial: FunctionTrial) -> None:
+        try:
+            self.task.function(trial)
+        except Paused:
+            pass
+        except BaseException as error:
+            self._error = error
+        self._over = True
+        self._turn_of_worker.release()
+
+    def take(self, step: int, state: Any, metrics: dict[str, float]) -> None:
+        """A report of the function, in the function's thread."""
+        if self._paused:
+            raise Paused
+        expected = f"from 1 to {self.unit + 1}" if self._first else str(self.unit + 1)
+        if isinstance(step, bool) or not isinstance(step, int) or step < 1 or step > self.unit + 1:
+            raise TaskError(
+                f"trial.report expected step {expected} after {self.unit} reported units, got {step!r}: "
+                "report every unit once, counting from 1 (go on from trial.state where there is one)."
+            )
+        if not self._first and step != self.unit + 1:
+            raise TaskError(f"trial.report expected step {expected}, got {step}: report every unit once, in order.")
+        self._metrics = {name: _number(name, value) for name, value in metrics.items()}
+        self._first, self.unit, self.step, self._kept = False, step, step, state
+        self._skipped = self._skipped or state is None
+        self._turn_of_worker.release()
+        self._turn_of_function.acquire()
+        if self._paused:
+            raise Paused
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TaskError(f"trial.report expected a number for {name}, got {type(value).__name__}.") from None

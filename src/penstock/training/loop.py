@@ -1,0 +1,237 @@
+"""The training loop: one trial on one device, read from top to bottom.
+
+Initial weights come from (study seed, trial number). What the forward draws at random (dropout) is keyed by (trial
+seed, step): the generator is set anew at every step and the step's calls follow one another in it, so a trial that is
+stopped at any step and continued in another process goes on as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from penstock.errors import TaskError
+from penstock.seeds import key, step_key
+from penstock.task import Task, task_name
+from penstock.training.checkpoint import State
+from penstock.training.data import Data
+from penstock.training.randomness import position, random_state, seed_everything, set_random_state
+from penstock.trial import Config, Metrics, Mode, score
+
+
+class Training:
+    """A trial in training. ``steps`` trains it; between two steps ``state`` gives all it needs to go on."""
+
+    can_stop = True  # at every step
+    urgent = False  # a state can be made at any time
+
+    def __init__(
+        self,
+        task: Task,
+        trial: int,
+        config: Config,
+        data: Data,
+        *,
+        seed: int,
+        device: torch.device,
+        metric: str,
+        mode: Mode,
+    ) -> None:
+        self.task, self.config, self.data, self.device = task, config, data, device
+        self.metric, self.mode = metric, mode
+        self.seed = key(seed, "trial", trial)
+        self.batch_size = batch_size(task, config, data.train.length)
+        seed_everything(key(seed, "weights", trial))
+        self.model = task.model(config).to(device)
+        self.optimizer = task.optimizer(list(self.model.parameters()), config)
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            kind = type(self.optimizer).__name__
+            raise TaskError(f"{task_name(task)}.optimizer must return a torch optimizer, got {kind}.")
+        # What zero_grad of torch's own optimizers does, without its profiling: a twentieth of a small model's step.
+        plain = type(self.optimizer).zero_grad is torch.optim.Optimizer.zero_grad
+        self.zeroed = [p for group in self.optimizer.param_groups for p in group["params"]] if plain else None
+        self.scheduler, self.every_step = split_scheduler(task.scheduler(self.optimizer, config))
+        self.scaler = torch.amp.GradScaler(device.type) if task.precision == "fp16" else None
+        self.take_up(None)
+        self._undrawn = position()
+        # The position: units reported, steps trained in all and in this unit, epoch, and place in its order.
+        self.unit = self.step = self.unit_step = self.epoch = self.place = 0
+        # The weights at the best report so far, so that the best trial's model is the one that was measured.
+        self.best_score, self.best_unit, self.best_step = float("-inf"), 0, 0
+        self.best_model: Mapping[str, torch.Tensor] = {}
+
+    def take_up(self, random: State | None) -> None:
+        """Set the global generators to where this trial left them; None where it has drawn nothing from them yet."""
+        if random is None:
+            seed_everything(self.seed)
+        else:
+            set_random_state(random)
+
+    def steps(self) -> Generator[Metrics | None, None, None]:
+        """Train for ever: None after a step, the metrics after a unit."""
+        task, model, scheduler = self.task, self.model, self.scheduler
+        optimizer: Any = self.optimizer
+        generators = _generators(self.device)
+        closure = isinstance(optimizer, torch.optim.LBFGS)
+        while True:
+            model.train()
+            for batch in self.data.train.batches(self.epoch, self.place, self.batch_size):
+                for generator in generators:
+                    generator.manual_seed(step_key(self.seed, self.step))
+                if closure:
+                    optimizer.step(partial(self._backward, batch))
+                else:
+                    self._backward(batch)
+                    if self.scaler is None:
+                        optimizer.step()
+                    else:
+                        self.scaler.step(optimizer)
+                        self.scaler.update()
+                if scheduler is not None and self.every_step:
+                    scheduler.step()
+                self.step += 1
+                self.unit_step += 1
+                self.place += self.batch_size
+                if self.place >= self.data.train.length:
+                    self.epoch, self.place = self.epoch + 1, 0
+                if self.unit_step == task.unit_steps or (task.unit_steps is None and self.place == 0):
+                    break
+                yield None
+            else:
+                continue  # the epoch ended inside a unit
+
+            metrics = self.evaluate()
+            if scheduler is not None and not self.every_step:
+                if isinstance(scheduler, ReduceLROnPlateau):
+                    scheduler.step(metrics[self.metric])
+                else:
+                    scheduler.step()
+            self.unit += 1
+            self.unit_step = 0
+            if (value := score(metrics, self.metric, self.mode)) > self.best_score:
+                self.best_score, self.best_unit, self.best_step = value, self.unit, self.step
+                self.best_model = {k: v.detach().to("cpu", copy=True) for k, v in model.state_dict().items()}
+            yield metrics
+
+    def _backward(self, batch: Any) -> torch.Tensor:
+        if self.zeroed is None:
+            self.optimizer.zero_grad()
+        else:
+            for parameter in self.zeroed:
+                parameter.grad = None
+        if self.task.precision == "fp32":
+            loss = self.task.loss(self.model, batch, self.config)
+        else:
+            with self._autocast():
+                loss = self.task.loss(self.model, batch, self.config)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        if self.task.clip_grad_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_grad_norm)
+        return loss
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """The task's metrics over the validation data, averaged by batch length."""
+        self.model.eval()
+        for generator in _generators(self.device):
+            generator.manual_seed(step_key(self.seed ^ 1, self.step))
+        sums: dict[str, Any] = {}
+        on_cpu = self.device.type == "cpu"
+        with self._autocast():
+            for batch, length in self.data.valid.all(self.task.eval_batch_size):
+                for name, value in self.task.metrics(self.model, batch, self.config).items():
+                    # Sums stay on an accelerator until the last batch, so that no batch waits for them.
+                    number = float(value) if on_cpu else torch.as_tensor(value, dtype=torch.float64)
+                    sums[name] = sums.get(name, 0.0) + number * length
+        return {name: float(value) / self.data.valid.length for name, value in sums.items()}
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.task.precision == "fp32":
+            return nullcontext()
+        dtype = torch.bfloat16 if self.task.precision == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def state(self) -> State:
+        """What a plain PyTorch run would save, and the position."""
+        at_best = self.best_step == self.step and self.best_unit == self.unit
+        return {
+            "unit": self.unit,
+            "step": self.step,
+            "position": {"unit_step": self.unit_step, "epoch": self.epoch, "place": self.place},
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "random": None if position() == self._undrawn else random_state(with_torch=False),  # most draw nothing
+            "best": {
+                "score": self.best_score,
+                "unit": self.best_unit,
+                "step": self.best_step,
+                "model": None if at_best else self.best_model,  # the model above is the best one
+            },
+        }
+
+    def restore(self, state: State, *, inherited: bool) -> None:
+        """Go on from a state.
+
+        An inherited one is a donor's, or that of another config: the optimizer made from this trial's own config takes
+        over the per-parameter state alone, and no earlier report is this trial's.
+        """
+        self.unit, self.step = state["unit"], state["step"]
+        self.unit_step, self.epoch, self.place = (state["position"][k] for k in ("unit_step", "epoch", "place"))
+        self.model.load_state_dict(state["model"])
+        if inherited:
+            own = self.optimizer.state_dict()
+            self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own["param_groups"]})
+            return
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        self.take_up(state["random"])
+        best = state["best"]
+        self.best_score, self.best_unit, self.best_step = best["score"], best["unit"], best["step"]
+        self.best_model = state["model"] if best["model"] is None else best["model"]
+        self.best_model = {k: v.to("cpu", copy=True) for k, v in self.best_model.items()}
+
+
+def batch_size(task: Task, config: Config, length: int) -> int:
+    """The batch size from the config or the task, or a clear refusal."""
+    size = config.get("batch_size", task.batch_size)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise TaskError(f"The batch size of {task_name(task)} must be a whole number above 0, got {size!r}.")
+    if size > length:
+        raise TaskError(
+            f"The batch size of {task_name(task)} is {size}, above its {length} training samples: "
+            "choose a smaller batch_size or give more data."
+        )
+    return size
+
+
+def split_scheduler(given: Any) -> tuple[Any, bool]:
+    """(scheduler, whether it steps at every step) from what ``Task.scheduler`` returned."""
+    if isinstance(given, tuple):
+        if len(given) != 2 or given[1] not in ("step", "unit"):
+            raise TaskError(
+                'Task.scheduler must return a scheduler, (scheduler, "step"), (scheduler, "unit") or None, '
+                f"got a tuple {given!r}."
+            )
+        return given[0], given[1] == "step"
+    return given, False
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    return generators

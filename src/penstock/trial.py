@@ -1,0 +1,98 @@
+"""The small records that flow between the parts: what is asked of a trial and what it answers.
+
+Data goes down as ``TrialGroup``s of ``Member``s and comes up as ``Report``s; all are frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Config = dict[str, Any]
+Metrics = Mapping[str, float]
+Mode = Literal["min", "max"]
+Status = Literal["waiting", "running", "paused", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class StateRef:
+    """Where a trial's state lies, and how far the trial had come: units reported and steps trained."""
+
+    file: str
+    unit: int
+    step: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a trial used since its previous report."""
+
+    device_seconds: float = 0.0
+    steps: int = 0
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A trial's metrics after ``unit`` units of training.
+
+    ``attempt`` counts the trial's placements: what an older attempt says is discarded. A trial that failed is told to
+    its algorithm as a report of no metrics at its granted budget.
+    """
+
+    trial: int
+    unit: int
+    metrics: Metrics
+    attempt: int = 0
+    state: StateRef | None = None
+    usage: Usage = field(default_factory=Usage)
+
+
+class StartFrom(NamedTuple):
+    """The state that a member begins with: that of ``trial`` after ``unit`` units (its own, or a donor's in PBT)."""
+
+    trial: int
+    unit: int
+
+
+@dataclass(frozen=True)
+class Member:
+    """One trial of a group: train ``config`` until ``budget`` units in all, beginning with ``start_from``."""
+
+    trial: int
+    config: Config
+    budget: int
+    start_from: StartFrom | None = None
+
+
+@dataclass(frozen=True)
+class TrialGroup:
+    """Trials that an algorithm wants run, each to a budget; the unit of scheduling (Fluid §3.2).
+
+    Groups of one name belong together: an algorithm may add members to a rung it has asked for before.
+    """
+
+    name: str
+    members: tuple[Member, ...]
+
+
+class Stage(NamedTuple):
+    """``trials`` trials that each train to ``budget`` units in all; stages of a bracket follow one another."""
+
+    trials: int
+    budget: int
+    bracket: int = 0
+
+
+def score(metrics: Metrics, metric: str, mode: Mode) -> float:
+    """The metric as a number of which more is better; minus infinity where it is missing, NaN or infinite.
+
+    >>> score({"loss": 2.0}, "loss", "min")
+    -2.0
+    """
+    value = metrics.get(metric)
+    if value is None or value != value or value in (float("inf"), float("-inf")):
+        return float("-inf")
+    return value if mode == "max" else -value

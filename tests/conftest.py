@@ -1,0 +1,15 @@
+"""One thread in every test, and in every process that a test starts: bits depend on it, and cores are few."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)

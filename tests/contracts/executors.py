@@ -1,0 +1,150 @@
+"""The suite that every executor must pass: inherit ``ExecutorContract`` and define ``make``."""
+
+import itertools
+
+import pytest
+import torch
+
+import penstock as ps
+from penstock.bundle import Bundle, Failed, Finished, Job, Placement, Saved, Stopped
+from penstock.executors.local import find_devices
+from penstock.training.checkpoint import load
+from penstock.training.data import DataCache
+from penstock.training.loop import Training
+from penstock.trial import Report
+from tests.tasks import Blobs, Fails
+
+CONFIG = {"lr": 0.05}
+attempts = itertools.count(1)  # every placement has an attempt of its own
+
+
+def alone(task, trial, config, units, seed=0):
+    """The curve of a trial trained by the bare loop, on the device that executors on this machine use."""
+    device = torch.device(find_devices()[0].name)
+    data = DataCache(task, seed, device).get(config)
+    run = Training(task, trial, config, data, seed=seed, device=device, metric="loss", mode="min")
+    return [metrics for metrics in _until(run, units) if metrics is not None]
+
+
+def _until(run, units):
+    for metrics in run.steps():
+        yield metrics
+        if run.unit == units:
+            return
+
+
+class ExecutorContract:
+    """What ``penstock.executors.base.Executor`` promises."""
+
+    @classmethod
+    def make(cls, job):
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def executor(cls, tmp_path_factory):
+        job = Job(Fails(), 0, "loss", "min", tmp_path_factory.mktemp("states"))
+        executor = cls.make(job)
+        executor.states = job.states
+        yield executor  # each test leaves it idle
+        executor.close()
+
+    def place(self, executor, *placements, device=0, name="a"):
+        executor.place(Bundle(name, (executor.devices()[device].name,), placements))
+
+    def until_left(self, executor, count=1):
+        """The events until ``count`` trials have left their bundles."""
+        events = []
+        while count:
+            for event in executor.wait():
+                events.append(event)
+                count -= isinstance(event, Finished | Stopped | Failed)
+        return events
+
+    def curve(self, events):
+        return [event.metrics for event in events if isinstance(event, Report)]
+
+    def test_a_trial_trains_to_its_grant_and_no_further(self, executor):
+        attempt = next(attempts)
+        self.place(executor, Placement(4, attempt, CONFIG, 3))
+        events = [e for e in self.until_left(executor) if not isinstance(e, Saved)]
+        assert [type(e) for e in events] == [Report, Report, Report, Finished]
+        assert [e.unit for e in events[:3]] == [1, 2, 3]
+        assert {(e.trial, e.attempt) for e in events} == {(4, attempt)}
+        assert self.curve(events) == alone(Blobs(), 4, CONFIG, 3)
+        assert events[2].state.unit == 3, "a state is written when a trial reports its budget"
+        assert load(executor.states, events[2].state)["step"] == 18
+        assert sum(e.usage.steps for e in events[:3]) == 18
+
+    def test_a_trial_goes_on_from_its_state(self, executor):
+        self.place(executor, Placement(4, next(attempts), CONFIG, 2))
+        first = self.until_left(executor)
+        state = [e for e in first if isinstance(e, Report)][-1].state
+        self.place(executor, Placement(4, next(attempts), CONFIG, 4, state))
+        assert self.curve(first + self.until_left(executor)) == alone(Blobs(), 4, CONFIG, 4)
+
+    def test_a_bundle_declared_empty_stops_with_a_state(self, executor):
+        self.place(executor, Placement(4, next(attempts), CONFIG, 10**6))
+        events = executor.wait()
+        self.place(executor)
+        events += self.until_left(executor)
+        assert isinstance(events[-1], Stopped)
+        done = len(self.curve(events))
+        self.place(executor, Placement(4, next(attempts), CONFIG, done + 2, events[-1].state))
+        assert self.curve(events + self.until_left(executor)) == alone(Blobs(), 4, CONFIG, done + 2)
+
+    def test_a_grant_can_grow_while_the_trial_runs(self, executor):
+        attempt = next(attempts)
+        self.place(executor, Placement(4, attempt, CONFIG, 10**6))
+        self.place(executor, Placement(4, attempt, CONFIG, 4))
+        assert self.curve(self.until_left(executor)) == alone(Blobs(), 4, CONFIG, 4)
+
+    def test_another_trial_replaces_the_one_that_runs(self, executor):
+        self.place(executor, Placement(4, next(attempts), CONFIG, 10**6))
+        self.place(executor, Placement(5, next(attempts), CONFIG, 2), name="b")
+        events = self.until_left(executor, 2)
+        assert [type(e) for e in events if e.trial == 4][-1] is Stopped
+        assert self.curve([e for e in events if e.trial == 5]) == alone(Blobs(), 5, CONFIG, 2)
+
+    def test_a_trial_that_raises_says_why_and_costs_the_next_one_nothing(self, executor):
+        self.place(executor, Placement(0, next(attempts), {"lr": 0.05, "fail": True}, 3))
+        (failed,) = self.until_left(executor)
+        assert "ZeroDivisionError" in failed.error
+        assert not failed.died
+        self.place(executor, Placement(1, next(attempts), CONFIG, 2))
+        assert self.curve(self.until_left(executor)) == alone(Blobs(), 1, CONFIG, 2)
+
+    def test_an_inherited_state_gives_the_weights_and_keeps_the_config(self, executor):
+        self.place(executor, Placement(4, next(attempts), CONFIG, 2))
+        state = [e for e in self.until_left(executor) if isinstance(e, Report)][-1].state
+        self.place(executor, Placement(5, next(attempts), {"lr": 0.0}, 3, state, inherited=True))
+        own = [e for e in self.until_left(executor) if isinstance(e, Report)]
+        assert [e.unit for e in own] == [3]
+
+    def test_waiting_ends_at_its_timeout_and_when_woken(self, executor):
+        self.place(executor, Placement(4, next(attempts), CONFIG, 10**6))
+        while executor.wait(0.0):
+            pass
+        executor.wake()
+        events = executor.wait()
+        assert all(not isinstance(e, Stopped | Finished) for e in events)
+        self.place(executor)
+        self.until_left(executor)
+
+    def test_a_dry_batch_describes_a_config_and_changes_nothing(self, executor):
+        (description,) = executor.describe([CONFIG])
+        assert description.metrics == ("loss", "accuracy")
+        assert description.bytes > 0
+        self.place(executor, Placement(4, next(attempts), CONFIG, 2))
+        assert self.curve(self.until_left(executor)) == alone(Blobs(), 4, CONFIG, 2)
+
+    def test_a_task_that_cannot_train_is_refused_by_its_dry_batch(self, executor):
+        with pytest.raises(ps.TaskError, match="above its 90 training samples"):
+            executor.describe([{"lr": 0.1, "batch_size": 1000}])
+
+    def test_the_clock_goes_forward(self, executor):
+        before = executor.now()
+        assert executor.now() >= before >= 0
+
+    def test_devices_say_what_they_are(self, executor):
+        assert all(device.memory > 0 and device.type and device.name for device in executor.devices())

@@ -1,0 +1,195 @@
+"""What a person sees while a study runs."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from penstock.events import Asked, Ended, Opened
+from penstock.history import History
+from penstock.report import progress as module
+from penstock.report.progress import Progress, stage_units
+from penstock.trial import Stage
+from tests.report.studies import SETTINGS, history, reported
+
+
+class Clock:
+    """The machine's clock, which only decides when to draw."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def terminal(width: int = 120) -> Console:
+    return Console(file=StringIO(), force_terminal=True, width=width, height=40, color_system=None)
+
+
+def plain() -> Console:
+    return Console(file=StringIO(), width=40)
+
+
+def text(console: Console) -> str:
+    assert isinstance(console.file, StringIO)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+
+
+def last_block(console: Console) -> list[str]:
+    """The lines of the last drawing: what follows the last title."""
+    lines = text(console).replace("\r", "\n").rstrip().splitlines()
+    return lines[max(i for i, line in enumerate(lines) if "accuracy max" in line) :]
+
+
+def test_a_live_block_shows_bar_best_states_speed_and_time(clock: Clock) -> None:
+    console = terminal()
+    with Progress(5, console=console) as progress:
+        progress(history())
+    title, bar, best, trials, trained, time = last_block(console)
+    assert title.split() == ["digits-1", "ASHA,", "accuracy", "max"]
+    assert bar.endswith("3/5 trials")  # 0 and 1 have reported, 2 failed
+    assert "━" in bar
+    assert best.startswith("best     accuracy 0.875 (trial 0, unit 2)  lr=0.1 widths=[64, 32] [red]act=:smile:")
+    assert trials == "trials   2 running  1 waiting  1 finished  1 failed"
+    assert trained.startswith("trained  5 units, 1.25 a second")
+    assert re.fullmatch(r"time     4.0 s used, about 3.5 s left", time)
+
+
+def test_the_block_fits_its_terminal_line_by_line(clock: Clock) -> None:
+    console = terminal(width=40)
+    with Progress(5, console=console) as progress:
+        progress(history())
+    block = last_block(console)
+    assert len(block) == 6
+    assert all(len(line) <= 40 for line in block)
+    assert len(block[-1]) < 38  # room for the terminal's ^C
+
+
+def test_a_call_draws_only_when_it_is_time(clock: Clock) -> None:
+    console, past = terminal(), history()
+    with Progress(5, console=console) as progress:
+        progress(past)
+        drawn = text(console)
+        for _ in range(1000):
+            progress(past)
+        assert text(console) == drawn
+        clock.now += module.REDRAW
+        progress(past)
+        assert text(console) != drawn
+
+
+@pytest.mark.parametrize("console", [terminal(), plain()])
+def test_what_came_since_the_last_drawing_is_shown_at_the_end(clock: Clock, console: Console) -> None:
+    past = history()
+    with Progress(5, console=console) as progress:
+        progress(past)
+        past.apply(reported(3, 1, 9.0, accuracy=0.9375))
+        past.apply(Ended("deadline", 10.0))
+        progress(past)
+        assert "0.9375" not in text(console)
+    end = text(console).split("s left")[-1]
+    assert "accuracy 0.9375 (trial 3, unit 1)" in end
+    assert "ended: deadline" in end
+    assert text(console).rstrip().endswith("10.0 s used")
+
+
+@pytest.mark.parametrize("trials", [None, 5])
+@pytest.mark.parametrize("make", [terminal, plain])
+def test_nothing_yet_is_shown_as_such(clock: Clock, make: type[Console], trials: int | None) -> None:
+    console = make()
+    with Progress(trials, console=console) as progress:
+        progress(History())  # not even opened
+    assert "0 trials" in text(console) or "0/5 trials" in text(console)
+    assert "none yet" in text(console) or "no result yet" in text(console)
+
+    console, past = make(), History.of([Opened(SETTINGS), Asked(0, {}, 1, "rung 0")])
+    with Progress(trials, console=console) as progress:
+        progress(past)
+    assert "none yet" in text(console) or "no result yet" in text(console)
+
+
+def test_an_error_before_the_first_report_leaves_no_block(clock: Clock) -> None:
+    console = terminal()
+    with pytest.raises(ValueError, match="early"), Progress(5, console=console):
+        raise ValueError("early")
+    assert "trials" not in text(console)
+    assert isinstance(console.file, StringIO)
+    assert "\x1b[1A\x1b[2K" in console.file.getvalue().split("Preparing…")[-1]  # erased
+
+
+def test_plain_lines_come_with_a_better_best_and_with_each_tenth(clock: Clock) -> None:
+    console, past = plain(), History.of([Opened(SETTINGS)])
+    with Progress(40, console=console) as progress:
+        for trial in range(40):
+            past.apply(Asked(trial, {"lr": 0.1}, 1, "rung 0"))
+            past.apply(reported(trial, 1, float(trial), accuracy={1: 0.5, 6: 0.75}.get(trial, 0.25)))
+            clock.now += module.LINES
+            progress(past)
+    begun = [int(re.match(r"(\d+)/40 trials", line)[1]) for line in text(console).splitlines()]  # type: ignore[index]
+    assert begun == [1, 2, 4, 7, 8, 12, 16, 20, 24, 28, 32, 36, 40, 40]
+    assert text(console).splitlines()[3] == (
+        "7/40 trials · 7 units · best accuracy 0.75 (trial 6, unit 1) · 6.0 s used, about 33.0 s left"
+    )
+
+
+def test_plain_lines_keep_their_distance(clock: Clock) -> None:
+    console, past = plain(), History.of([Opened(SETTINGS)])
+    with Progress(40, console=console) as progress:
+        for trial in range(40):
+            past.apply(Asked(trial, {"lr": 0.1}, 1, "rung 0"))
+            past.apply(reported(trial, 1, float(trial), accuracy=trial / 40))
+            progress(past)
+    lines = text(console).splitlines()
+    assert [line.split()[0] for line in lines] == ["1/40", "40/40"]
+
+
+def test_units_are_the_bar_where_the_stages_are_known(clock: Clock) -> None:
+    units = stage_units([Stage(5, 1), Stage(2, 3), Stage(4, 3, bracket=1)])
+    assert units == 5 + 4 + 12
+    assert stage_units(None) is None
+    console = plain()
+    with Progress(5, 10, console=console) as progress:
+        progress(history())  # 5 units in 4 seconds: as long again
+    assert "about 4.0 s left" in text(console)
+    filled = []
+    for units in (5, 10, 20):
+        console = terminal()
+        with Progress(5, units, console=console) as progress:
+            progress(history())
+        filled.append(last_block(console)[1].count("━"))
+    assert filled == [filled[0], filled[0] // 2, filled[0] // 4]
+
+
+def test_the_deadline_bounds_what_is_left(clock: Clock) -> None:
+    console = plain()
+    with Progress(5000, console=console) as progress:
+        progress(history(deadline=6.0))
+    assert "about 2.0 s left" in text(console)
+
+
+def test_speed_is_that_of_this_driver(clock: Clock) -> None:
+    console, past = terminal(), history()
+    with Progress(5, console=console) as progress:
+        progress(past)
+        past.apply(reported(3, 1, 4.5, accuracy=0.1))
+    assert "6 units, 2 a second" in text(console)  # one unit in half a second, after 5 in 4
+
+
+def test_off_a_terminal_nothing_is_redrawn_whatever_the_environment_says(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Progress(5) as progress:
+        progress(history())
+    assert "\x1b[1A" not in capsys.readouterr().err

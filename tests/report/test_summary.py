@@ -1,0 +1,158 @@
+"""What is said about a study's folder, and how tables show it."""
+
+from __future__ import annotations
+
+import json
+import os
+from io import StringIO
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from penstock.errors import LogError, StudyError
+from penstock.events import Opened
+from penstock.history import History
+from penstock.report import summary, tables
+from tests.report.studies import SETTINGS, ended, history, story, write
+
+
+def shown(renderable: object, width: int = 120) -> str:
+    console = Console(file=StringIO(), width=width, markup=False, emoji=False, highlight=False)
+    console.print(renderable)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_trials_are_ranked_by_their_best_and_a_diverged_one_never_is() -> None:
+    assert [trial.number for trial in summary.ranked(History.of(ended()))] == [0, 3, 4]
+    worst_first = History.of(ended(metric="loss", mode="min"))
+    assert [trial.number for trial in summary.ranked(worst_first)] == [0, 3, 4]
+    assert summary.ranked(worst_first)[0].metrics["loss"] == 0.5
+
+
+def test_facts_of_a_study(tmp_path: Path) -> None:
+    study = write(tmp_path, "digits-1", ended("target"))
+    (study / "states").mkdir()
+    (study / "states" / "a.pt").write_bytes(b"x" * 1500)
+    facts = summary.study_facts(study, summary.history_of(study))
+    assert facts["trials"] == {"finished": 1, "paused": 3, "failed": 1}
+    assert (facts["name"], facts["ended"], facts["seconds"], facts["units"]) == ("digits-1", "target", 5.0, 7)
+    assert (facts["state_bytes"], facts["device_seconds"], facts["model"]) == (1500, 3.5, None)
+    assert facts["best"]["number"] == 0
+    assert facts["best"]["metrics"] == {"accuracy": 0.875, "loss": 0.5}
+    text = shown(tables.study_summary(facts))
+    for said in ("digits-1", "1.5 kB on disk", "accuracy 0.875 (trial 0)", "target", "3 paused", "7 units", "of 5"):
+        assert said in text
+
+
+def test_what_is_not_finite_is_null_in_json() -> None:
+    value = {"a": nan, "b": [inf, (-inf, 1.5)], 3: {"c": "nan"}, "d": None, "e": True}
+    assert json.loads(summary.to_json(value)) == {
+        "a": None,
+        "b": [None, [None, 1.5]],
+        "3": {"c": "nan"},
+        "d": None,
+        "e": True,
+    }
+
+
+def test_a_study_without_an_end_is_running_or_was_broken_off(tmp_path: Path) -> None:
+    study = write(tmp_path, "digits-1", story())
+    (study / "lock").write_text(f"{os.getpid()}\n")
+    facts = summary.study_facts(study, summary.history_of(study))
+    assert summary.ending(facts) == f"running (process {os.getpid()})"
+    (study / "lock").write_text("999999999\n")
+    facts = summary.study_facts(study, summary.history_of(study))
+    assert summary.ending(facts) == "broken off"
+
+
+def test_unknown_names_are_answered_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"no study 'x', nor any other, .*penstock run FILE"):
+        summary.study_dir(tmp_path, "x")
+    write(tmp_path, "digits-1", story())
+    write(tmp_path, "other", story())
+    assert summary.study_dir(tmp_path, "digits-1") == tmp_path / "digits-1"
+    with pytest.raises(StudyError, match=r"which has: .*Did you mean 'digits-1'\?"):
+        summary.study_dir(tmp_path, "digit-1")
+    for name in ("zzz", "", "../" + tmp_path.name, "digits-1/"):
+        with pytest.raises(StudyError, match="There is no study") as error:
+            summary.study_dir(tmp_path, name)
+        assert "digits-1" in str(error.value)
+
+
+def test_studies_come_latest_first(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "b", "a")):
+        os.utime(write(tmp_path, name, story()) / "log.jsonl", (1e9 - age, 1e9 - age))
+    (tmp_path / "no-study").mkdir()
+    assert summary.study_names(tmp_path) == ["new", "b", "a"]
+    assert summary.study_names(tmp_path / "missing") == []
+
+
+def test_an_empty_log_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "log.jsonl").touch()
+    with pytest.raises(LogError, match="holds no event yet"):
+        summary.history_of(tmp_path / "x")
+
+
+def test_the_table_of_trials_has_a_column_a_value_where_there_is_room() -> None:
+    past = History.of(ended())
+    wide = Console(file=StringIO(), width=120, markup=False, emoji=False)
+    table = shown(tables.best_trials(past, summary.ranked(past), wide))
+    head, _, first, *rest = table.splitlines()
+    assert head.split() == ["trial", "accuracy", "loss", "lr", "widths", "[red]act", "budget", "state", "device", "s"]
+    assert first.split() == ["0", "0.875", "0.5", "0.1", "[64,", "32]", ":smile:", "3", "finished", "1.50"]
+    assert len(rest) == 2
+
+    middle = Console(file=StringIO(), width=70, markup=False, emoji=False)
+    head = shown(tables.best_trials(past, summary.ranked(past), middle), 70).splitlines()[0]
+    assert head.split() == ["trial", "accuracy", "loss", "lr", "widths", "[red]act", "budget", "state"]
+
+    narrow = Console(file=StringIO(), width=60, markup=False, emoji=False)
+    table = shown(tables.best_trials(past, summary.ranked(past), narrow), 60)
+    assert table.splitlines()[0].split() == ["trial", "accuracy", "loss", "config", "budget", "state", "device", "s"]
+    assert "lr=0.1" in table
+    assert all(len(line) <= 60 for line in table.splitlines())
+
+
+def test_a_table_of_no_trials_says_so() -> None:
+    past = History.of([Opened(SETTINGS)])
+    console = Console(file=StringIO())
+    assert "No trial has reported a finite accuracy yet." in shown(tables.best_trials(past, [], console))
+    facts = summary.study_facts(Path("x"), past)
+    assert "none has reported a finite result" in shown(tables.study_summary(facts))
+    assert "accuracy none" in shown(tables.study_list([facts]))
+
+
+def test_the_first_failure_is_named_by_the_last_line_of_its_error() -> None:
+    text = tables.failures(history())
+    assert text is not None
+    assert text.plain == '1 of 5 trials failed; trial 2: ValueError: too, "large" [bold]'
+    assert tables.failures(History.of([Opened(SETTINGS)])) is None
+
+
+def test_curves_share_one_scale() -> None:
+    past = History.of(ended())
+    text = shown(tables.curves(past, [past.trials[number] for number in (0, 1, 4)]))
+    assert "accuracy, 0.125 to 0.99" in text
+    assert [line.split()[:2] for line in text.splitlines()[2:]] == [["0", "▄▇▆"], ["1", "█×"], ["4", "▁"]]
+    flat = [0.5] * 100
+    assert tables.spark(flat, 0.5, 0.5) == "▁" * 40
+    assert tables.spark([0.0] * 99 + [1.0], 0, 1)[-1] == "█"
+
+
+def test_how_to_go_on_can_be_copied() -> None:
+    facts = summary.study_facts(Path(".penstock/my study"), History.of(ended()))
+    facts["model"], facts["file"] = ".penstock/my study/best.pt", "/x/digits.py"
+    text = tables.how_to_go_on(facts, {"lr": 0.1}).plain
+    assert "    import torch; from digits import study\n    model = study.task.model({'lr': 0.1})\n" in text
+    assert "    model.load_state_dict(torch.load('.penstock/my study/best.pt'))\n" in text
+    assert "penstock show 'my study' --curves " in text
+    assert "--dir" not in text
+    assert "resume" not in text
+    facts |= {"dir": "/data/a b/x", "ended": "deadline", "deadline": 90.0, "model": None}
+    text = tables.how_to_go_on(facts, {"lr": 0.1}).plain
+    assert "torch.load" not in text
+    assert "penstock resume 'my study' --dir '/data/a b' --deadline 180s" in text

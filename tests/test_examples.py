@@ -1,0 +1,68 @@
+"""Every example does what its docstring says, by the command in it; most with fewer trials."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+FEWER = {
+    "digits": "--trials 6",
+    "function": "--trials 4",
+    "samplers": "--trials 12",
+    "workers": "--trials 6",
+}
+
+
+@pytest.fixture(autouse=True)
+def _examples_are_here(tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+
+
+def run(command: str) -> str:
+    done = subprocess.run(command, shell=True, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def docstring(name: str) -> str:
+    return ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or ""
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_the_command_in_its_docstring_works(name: str) -> None:
+    (command,) = [line.strip() for line in docstring(name).splitlines() if line.startswith("    ")]
+    assert f"examples/{name}.py" in command
+    shown = run(f"{command} {FEWER.get(name, '')}")
+    (study,) = json.loads(run("penstock list --json"))
+    assert study["ended"] == "done"
+    assert study["best"] is not None
+    pages = [Path(line.removeprefix("wrote ")) for line in shown.splitlines() if line.startswith("wrote ")]
+    assert len(pages) == (4 if name == "plots" else 0)
+    assert all("plotly" in page.read_text() for page in pages)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_the_command_line_finds_its_study(name: str) -> None:
+    tree = ast.parse((EXAMPLES / f"{name}.py").read_text())
+    assert any(isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "study" for n in tree.body)
+    assert ast.unparse(tree.body[-1]).startswith("if __name__ == '__main__':")
+
+
+def test_a_study_that_was_stopped_ends_as_one_that_was_not() -> None:
+    shown = run("python examples/resume.py")
+    assert "Stopped, target" in shown
+    assert "Went on, done" in shown
+    run("penstock run examples/resume.py --dir whole")
+    assert _curves(".penstock") == _curves("whole")
+    assert "Went on, done" in run("python examples/resume.py")
+
+
+def _curves(dir: str) -> list[tuple[int, object, object]]:
+    top = json.loads(run(f"penstock show resume --dir {dir} --json --curves --top 99"))["top"]
+    return [(trial["number"], trial["config"], trial["curve"]) for trial in top]

@@ -1,0 +1,93 @@
+"""README's commands and example, run as written."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+REPO = Path(__file__).parents[1]
+README = (REPO / "README.md").read_text()
+SHELL = [
+    line.split("#")[0].strip() for block in re.findall(r"```sh\n(.*?)```", README, re.S) for line in block.splitlines()
+]
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", README, re.S)
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def commands(*kinds: str) -> list[str]:
+    return [line for line in SHELL if line.startswith(kinds)]
+
+
+def run(command: str, cwd: Path) -> str:
+    done = subprocess.run(command, shell=True, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_every_command_is_run_here() -> None:
+    assert sorted(SHELL) == sorted([*commands("make "), *commands("pip "), *commands("penstock ")])
+    assert commands("make ") == ["make demo", "make test"]
+
+
+@pytest.mark.parametrize(
+    ("target", "recipe"),
+    [("demo", ".venv/bin/penstock run examples/digits.py"), ("test", ".venv/bin/python -m pytest")],
+)
+def test_make_has_its_two_commands(target: str, recipe: str) -> None:
+    assert run(f"make --no-print-directory -n {target}", REPO).splitlines()[-1] == recipe
+
+
+def test_the_demo_works(tmp_path: Path) -> None:
+    shown = run(f"penstock run {REPO}/examples/digits.py --trials 6", tmp_path)
+    assert (tmp_path / ".penstock/digits-1/best.pt").is_file()
+    assert "The trained model is in .penstock/digits-1/best.pt" in shown
+    assert "penstock show digits-1" in shown
+
+
+def test_what_pip_is_told_is_there() -> None:
+    extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for line in commands("pip "):
+        assert re.fullmatch(r"pip install -c constraints.txt -e ('\.\[[\w,]+\]'|\.)", line), line
+        assert set(re.findall(r"\w+", line.partition("[")[2])) <= extras.keys(), line
+    assert sorted(re.findall(r"^\| `(\w+)` \|", README, re.M)) == sorted(extras)
+    assert (REPO / "constraints.txt").is_file()
+
+
+def test_the_example_and_what_to_do_with_it(tmp_path: Path) -> None:
+    (tmp_path / "tune.py").write_text(EXAMPLE)
+    *others, dashboard = commands("penstock ")
+    shown = [run(command, tmp_path) for command in others]
+    assert ".penstock/digits-1/best.pt" in shown[0]
+    assert "done" in shown[1]
+    assert (tmp_path / ".penstock/digits-1/csv/trials.csv").read_text().count("\n") == 81
+    server = subprocess.Popen(
+        [*dashboard.split(), "--port", "0"], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        (address,) = re.findall(r"http://\S+(?=,)", server.stdout.readline())
+        with urlopen(address) as page:
+            assert page.status == 200
+        server.send_signal(signal.SIGINT)
+        server.communicate()
+    finally:
+        server.kill()
+    assert server.returncode == 0
+
+
+def test_the_example_is_a_program_too(tmp_path: Path) -> None:
+    (tmp_path / "tune.py").write_text(EXAMPLE)
+    shown = run("python tune.py", tmp_path)
+    assert "'lr': " in shown
+    assert "'accuracy': " in shown
+    assert "Linear(in_features=64" in shown
+
+
+def test_the_example_is_short() -> None:
+    assert len([line for line in EXAMPLE.splitlines() if line.strip()]) <= 22

@@ -1,0 +1,337 @@
+"""Studies: what is refused, what goes on, and what comes back."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+from torch import nn
+
+import penstock as ps
+from penstock.events import Asked, Opened, Reported, read
+from penstock.study import seconds
+from tests.tasks import Blobs, trivial
+
+SPACE = {"x": ps.uniform(0, 4)}
+GOOD = dict(metric="loss", mode="min", algorithm=ps.Random(budget=2), trials=3)
+
+
+def study(task=trivial, space=SPACE, **changes):
+    return ps.Study(task, space, **{**GOOD, **changes})
+
+
+def run(*args, **changes):
+    return study(*args, **{"name": "s", **changes}).run(progress=False)
+
+
+def log(name="s", dir=".penstock"):
+    return list(read(Path(dir) / name / "log.jsonl"))
+
+
+BAD = [
+    (dict(mode="best"), 'mode must be "min" or "max", got \'best\''),
+    (dict(metric=""), "metric must be the name"),
+    (dict(algorithm=ps.ASHA), r"algorithm must be one such as ASHA\(max_budget=27\)"),
+    (dict(algorithm="asha"), "got 'asha'"),
+    (dict(seed="0"), "seed must be a whole number, got '0'"),
+    (dict(trials=0), "trials must be a whole number above 0, got 0"),
+    (dict(trials=2.5), "got 2.5"),
+    (dict(trials=None), "Random needs trials=: how many to try in all"),
+    (dict(trials=None, algorithm=ps.ASHA(max_budget=9)), "ASHA needs trials="),
+    (dict(name="a/b"), "name must be one folder's name .* got 'a/b': choose the folder above it with dir="),
+    (dict(name=".."), "got '..'"),
+    (dict(name=""), "got ''"),
+    (dict(target=float("nan")), "target must be a finite value of 'loss'"),
+    (dict(deadline="soon"), 'deadline must be seconds above 0, or text such as "90s", "10m", "2h", got \'soon\''),
+    (dict(deadline=-1), "got -1"),
+    (dict(sampler="tpe"), "sampler must be an Optuna sampler"),
+    (dict(sampler=optuna.samplers.TPESampler(), algorithm=ps.BOHB(max_budget=9)), "BOHB brings its own sampler"),
+    (
+        dict(space={"x": ps.grid([1])}, algorithm=ps.Grid(budget=1), trials=1, sampler=optuna.samplers.TPESampler()),
+        "Grid draws nothing: leave sampler= out",
+    ),
+    (
+        dict(algorithm=ps.Hyperband(max_budget=81), trials=64),
+        "runs 143 trials, got trials=64: leave it out or give 143",
+    ),
+    (dict(algorithm=ps.PBT(population=4, max_budget=4), trials=8), "runs 4 trials, got trials=8"),
+    (dict(algorithm=ps.SyncBOHB(max_budget=81), trials=10), "runs 143 trials"),
+    (dict(space={"x": ps.grid([1, 2])}, algorithm=ps.Grid(budget=1), trials=3), "runs 2 trials, got trials=3"),
+    (dict(space={"x": ps.uniform(0, 1)}, algorithm=ps.Grid(budget=1), trials=None), r"Grid cannot enumerate x"),
+    (dict(space={}), "empty|nothing to tune"),
+    (dict(task=3), "Expected a penstock.Task or a function of one trial, got int"),
+    (dict(task=Blobs), r"got the class Blobs: call it, as in Study\(Blobs\(\)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), BAD)
+def test_bad_settings_get_one_message_before_anything_is_written(changes, said):
+    with pytest.raises(ps.PenstockError, match=said):
+        study(**changes)
+    assert not Path(".penstock").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ps.uniform(1, 0), "low"),
+        (lambda: ps.loguniform(0, 1), "zero|above 0"),
+        (lambda: ps.ASHA(max_budget=9, reduction=1), "reduction must be a whole number of at least 2, got 1"),
+        (lambda: ps.Hyperband(max_budget=3, min_budget=9), "max_budget must be at least min_budget=9, got 3"),
+    ],
+)
+def test_bad_parts_are_refused_where_they_are_made(make, said):
+    with pytest.raises(ps.PenstockError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(on="moon"), "on must be \"local\", got 'moon'"),
+        (dict(sharing="fused"), 'sharing must be "auto" or "solo", got \'fused\''),
+        (dict(scheduler="best"), "scheduler must be one of fifo, got 'best'"),
+        (dict(workers=0), "workers must be a whole number above 0, got 0"),
+    ],
+)
+def test_bad_ways_to_run(changes, said):
+    with pytest.raises(ps.StudyError, match=said):
+        study().run(**changes)
+
+
+@pytest.mark.parametrize("dir", ["/proc/penstock", "file"])
+def test_a_directory_that_cannot_be_written(dir):
+    Path("file").write_text("not a folder")
+    with pytest.raises(ps.LogError, match=r"Cannot write the study's folder .*: choose another with dir="):
+        run(dir=dir)
+
+
+def test_a_study_of_an_existing_name_goes_on_and_trials_are_a_total():
+    assert len(run(trials=3).trials) == 3
+    assert len(run(trials=3).trials) == 3
+    more = run(trials=5)
+    assert [t.number for t in more.trials] == [0, 1, 2, 3, 4]
+    assert sum(isinstance(e, Reported) for e in log()) == 10, "nothing is trained or reported twice"
+    with pytest.raises(ps.StudyError, match="has trials=5, a total over all resumes, got trials=4"):
+        run(trials=4)
+
+
+def test_growing_in_steps_equals_running_at_once():
+    for trials in (3, 5, 9):
+        grown = run(trials=trials, algorithm=ps.ASHA(max_budget=4, reduction=2, concurrency=1), name="grown")
+    assert len(grown.trials) == 9
+    assert all(t.curve for t in grown.trials)
+    configs = [t.config for t in run(trials=9, name="whole").trials]
+    assert [t.config for t in grown.trials] == configs
+
+
+def test_a_study_without_a_name_is_new_each_time():
+    for _ in range(2):
+        study().run(progress=False)
+    assert sorted(p.name for p in Path(".penstock").iterdir()) == ["trivial-1", "trivial-2"]
+
+
+def test_halving_cannot_take_more_trials():
+    algorithm = ps.SuccessiveHalving(max_budget=4, reduction=2)
+    run(algorithm=algorithm, trials=4)
+    with pytest.raises(ps.StudyError, match="halves 4 trials, got trials=8"):
+        run(algorithm=algorithm, trials=8)
+
+
+def other(trial):
+    trial.report(1, loss=0.0)
+    trial.report(2, loss=0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            dict(space={"x": ps.uniform(0, 5)}),
+            r"space was \{'x': 'uniform\(0.*4.*\)'\} and is \{'x': 'uniform\(0.*5.*\)'\}",
+        ),
+        (dict(algorithm=ps.Random(budget=3)), r"algorithm was Random\(budget=2.*and is Random\(budget=3"),
+        (dict(task=other), "task was trivial and is other; the task's code is another"),
+        (dict(sampler=optuna.samplers.TPESampler()), "sampler was None and is TPESampler"),
+    ],
+)
+def test_a_changed_study_is_refused_with_what_changed(changes, said):
+    run()
+    before = log()
+    with pytest.raises(ps.StudyError, match=said):
+        run(trials=5, **changes)
+    assert log() == before
+
+
+@pytest.mark.parametrize("name", ["metric", "seed"])
+def test_another_goal_or_seed_is_another_study(name):
+    run()
+    with pytest.raises(ps.StudyError, match=f"exists with {name}="):
+        run(**{name: {"metric": "other", "seed": 1}[name]})
+
+
+def test_a_changed_study_goes_on_where_that_is_allowed():
+    first = run(trials=3)
+    wider = study(space={"x": ps.uniform(0, 9)}, trials=6, name="s").run(progress=False, allow_changes=True)
+    assert [t.config for t in wider.trials[:3]] == [t.config for t in first.trials]
+    assert any(t.config["x"] > 4 for t in wider.trials[3:])
+    again = study(space={"x": ps.uniform(0, 9)}, trials=8, name="s").run(progress=False)  # the change is settled
+    assert [t.config for t in again.trials[:6]] == [t.config for t in wider.trials]
+
+
+def test_a_changed_task_goes_on_where_that_is_allowed():
+    run(trials=2)
+    result = study(other, trials=3, name="s").run(progress=False, allow_changes=True)
+    assert result.trials[2].metrics == {"loss": 0.0}
+    assert result.trials[0].metrics != {"loss": 0.0}
+
+
+def test_a_space_and_a_config_that_disagree_on_resume():
+    run(trials=3)
+    with pytest.raises(ps.StudyError, match=r"Trial \d of the log does not fit the changed space: .*Widen the space"):
+        study(space={"x": ps.uniform(3.99, 4)}, trials=4, name="s").run(progress=False, allow_changes=True)
+
+
+def test_a_config_in_the_log_that_the_space_would_not_have_drawn():
+    run(trials=3)
+    path = Path(".penstock/s/log.jsonl")
+    drawn = log()[1].config["x"]
+    path.write_text(path.read_text().replace(repr(drawn), "1.25"))
+    with pytest.raises(ps.StudyError, match=r"trial 0 was drawn as {'x': 1.25}, and now comes out as"):
+        run(trials=4)
+
+
+def test_an_algorithm_whose_decisions_differ_cannot_take_over():
+    run(algorithm=ps.ASHA(max_budget=4, reduction=2), trials=6)
+    changed = study(algorithm=ps.ASHA(max_budget=9, min_budget=3), trials=6, name="s")
+    with pytest.raises(ps.StudyError, match="The algorithm and the log disagree"):
+        changed.run(progress=False, allow_changes=True)
+
+
+def test_an_algorithm_that_would_have_decided_the_same_may_take_over():
+    run(algorithm=ps.Random(budget=2, concurrency=8), trials=3)
+    changed = study(algorithm=ps.Random(budget=2, concurrency=4), trials=4, name="s")
+    assert len(changed.run(progress=False, allow_changes=True).trials) == 4
+
+
+def test_choices_of_any_object_survive_a_resume():
+    space = {"act": ps.choice([nn.ReLU, nn.Tanh, len]), "shape": ps.choice([(8, 4), (2, 2)])}
+
+    def train(trial):
+        assert trial.config["act"] in (nn.ReLU, nn.Tanh, len)
+        assert isinstance(trial.config["shape"], tuple)
+        for unit in range(trial.state or 0, 2):
+            trial.report(unit + 1, state=unit + 1, loss=1.0)
+
+    run(train, space, trials=3)
+    assert all(t.state == "finished" for t in run(train, space, trials=6).trials)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        optuna.samplers.TPESampler(n_startup_trials=2),
+        optuna.samplers.GPSampler(n_startup_trials=2),
+        optuna.samplers.CmaEsSampler(n_startup_trials=1),
+        optuna.samplers.QMCSampler(),
+        optuna.samplers.NSGAIISampler(population_size=3),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        ps.Random(budget=1),
+        ps.SuccessiveHalving(max_budget=2, reduction=2),
+        ps.Hyperband(max_budget=2, reduction=2),
+        ps.ASHA(max_budget=2, reduction=2),
+    ],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
+def test_any_sampler_serves_any_of_these_algorithms_and_resumes(sampler, algorithm):
+    space = {"x": ps.uniform(0, 4), "y": ps.loguniform(0.1, 1)}
+    trials = None if isinstance(algorithm, ps.Hyperband) else 6
+    settings = dict(algorithm=algorithm, sampler=sampler, trials=trials)
+    whole = run(trivial, space, **settings)
+    again = run(trivial, space, **settings)  # replays every draw and checks it against the log
+    assert [t.config for t in again.trials] == [t.config for t in whole.trials]
+
+
+def test_a_result_has_what_a_user_looks_for():
+    result = run(Blobs(), {"lr": ps.loguniform(1e-3, 1), "kind": ps.choice(["a", "b"])}, trials=4)
+    best = result.best
+    assert best.metrics["loss"] == min(t.metrics["loss"] for t in result.trials)
+    assert set(best.config) == {"lr", "kind"}
+    assert [row["budget"] for row in best.curve] == [1, 2]
+    assert best.device_seconds > 0
+    assert best.error is None
+    assert isinstance(best.model(), nn.Sequential)
+    frame = result.dataframe()
+    assert list(frame["number"]) == [0, 1, 2, 3]
+    assert {"state", "budget", "config.lr", "config.kind", "loss", "accuracy", "device_seconds"} <= set(frame.columns)
+    weights = torch.load(result.dir / "best.pt", weights_only=True)
+    assert all(torch.equal(weights[k], v) for k, v in best.model().state_dict().items())
+    assert "4 trials" in repr(result)
+
+
+def test_optunas_plots_of_a_result():
+    result = run(space={"x": ps.uniform(0, 4), "y": ps.loguniform(0.1, 1)}, trials=8)
+    seen = result.optuna_study()
+    assert seen.best_trial.number == result.best.number
+    for plot in ("optimization_history", "intermediate_values", "slice", "parallel_coordinate", "param_importances"):
+        figure = getattr(optuna.visualization, f"plot_{plot}")(seen)
+        assert figure.data, plot
+
+
+def test_define_by_run_spaces():
+    def space(trial):
+        kind = trial.suggest_categorical("kind", ["near", "far"])
+        return {"x": trial.suggest_float("near", 1.9, 2.1) if kind == "near" else trial.suggest_float("far", 3, 4)}
+
+    for sampler in (None, optuna.samplers.TPESampler(n_startup_trials=4)):
+        name = "tpe" if sampler else "none"
+        result = run(trivial, space, sampler=sampler, trials=12, name=name)
+        assert result.best.config["kind"] == "near"
+        assert [t.config for t in run(trivial, space, sampler=sampler, trials=12, name=name).trials] == [
+            t.config for t in result.trials
+        ]
+
+
+def test_tune_is_a_study_run():
+    result = ps.tune(trivial, SPACE, **GOOD)
+    assert len(result.trials) == 3
+
+
+def test_replace_makes_an_equal_study_with_changes():
+    other = study(name="a").replace(trials=7, seed=2)
+    assert (other.trials, other.seed, other.metric, other.name) == (7, 2, "loss", "a")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90s", 90), ("10m", 600), ("2h", 7200), (5, 5), ("1.5d", 129600), (None, None)]
+)
+def test_deadlines_are_read(text, value):
+    assert seconds(text) == value
+
+
+def test_the_log_says_what_was_run():
+    run()
+    (opened,) = [e for e in log() if isinstance(e, Opened)]
+    assert opened.settings["algorithm"].startswith("Random(budget=2")
+    assert opened.settings["trials"] == 3
+    assert [e.trial for e in log() if isinstance(e, Asked)] == [0, 1, 2]
+
+
+def test_importing_penstock_imports_nothing_heavy():
+    code = "import sys, penstock; print([m for m in ('torch', 'optuna', 'ray', 'rich', 'numpy') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_every_public_name_resolves_and_has_a_docstring():
+    for name in ps.__all__:
+        assert getattr(ps, name).__doc__, name
+    with pytest.raises(AttributeError, match="has no attribute 'Asha'; it has ASHA"):
+        _ = ps.Asha

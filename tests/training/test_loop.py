@@ -1,0 +1,275 @@
+"""The training loop: one trial on one device."""
+
+import json
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import penstock as ps
+from penstock.seeds import key, step_key
+from penstock.training.checkpoint import load, save
+from penstock.training.data import DataCache
+from penstock.training.loop import Training
+from tests.tasks import Augmented, Blobs, Noisy, blobs
+
+CPU = torch.device("cpu")
+CONFIG = {"lr": 0.05}
+
+
+def training(task, config=CONFIG, trial=3, seed=5, metric="loss", mode="min"):
+    data = DataCache(task, seed, CPU).get(config)
+    return Training(task, trial, config, data, seed=seed, device=CPU, metric=metric, mode=mode)
+
+
+def take(run, steps):
+    """Train some steps; the reports among them."""
+    return [metrics for _, metrics in zip(range(steps), run.steps(), strict=False) if metrics is not None]
+
+
+def curve(run, until):
+    rows = []
+    for metrics in run.steps():
+        if metrics is not None:
+            rows.append(metrics)
+            if run.unit == until:
+                return rows
+    raise AssertionError("training ended")
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b or (a != a and b != b)
+
+
+def test_equals_the_same_loop_written_by_hand():
+    x, y = blobs()
+    torch.manual_seed(key(5, "weights", 3))
+    model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    step, rows = 0, []
+    for epoch in range(3):
+        order = torch.randperm(90, generator=torch.Generator().manual_seed(key(5, "order", epoch)))
+        model.train()
+        for rows_of_batch in order.split(16):
+            torch.manual_seed(step_key(key(5, "trial", 3), step))
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[rows_of_batch]), y[rows_of_batch]).backward()
+            optimizer.step()
+            scheduler.step()
+            step += 1
+        model.eval()
+        with torch.no_grad():
+            rows.append(F.cross_entropy(model(x[90:]), y[90:]).item())
+    run = training(Blobs())
+    assert [row["loss"] for row in curve(run, 3)] == pytest.approx(rows, rel=1e-6)
+    assert same(run.model.state_dict(), model.state_dict())
+    assert step == 18  # 90 rows in batches of 16: the last, shorter batch is kept
+
+
+IN_ANOTHER_PROCESS = """
+import json, sys, torch
+from pathlib import Path
+from penstock.training.checkpoint import load, save
+from penstock.trial import StateRef
+from tests import tasks
+from tests.training.test_loop import curve, training
+torch.set_num_threads(1)
+run = training(getattr(tasks, sys.argv[1])())
+run.restore(load(Path(sys.argv[2]), StateRef(*json.loads(sys.argv[3]))), inherited=False)
+print(json.dumps(curve(run, 4)))
+save(run.state(), Path(sys.argv[2]), "end.pt")
+"""
+
+
+@pytest.mark.parametrize(("task", "stop"), [(Blobs, 1), (Noisy, 8), (Noisy, 12), (Augmented, 17)])
+def test_stopped_at_any_step_and_continued_in_another_process_gives_the_same_bits(task, stop, tmp_path):
+    whole = training(task())
+    rows = curve(whole, 4)
+    end = whole.state()  # now: it holds the global random states
+    first = training(task())
+    before = take(first, stop)
+    ref = save(first.state(), tmp_path, "state.pt")
+    repo = Path(__file__).parents[2]
+    out = subprocess.run(
+        [sys.executable, "-c", IN_ANOTHER_PROCESS, task.__name__, tmp_path, json.dumps(list(vars(ref).values()))],
+        capture_output=True, text=True, check=True, cwd=repo,
+    )  # fmt: skip
+    assert before + json.loads(out.stdout) == rows
+    assert same(torch.load(tmp_path / "end.pt", weights_only=True), end)
+
+
+def test_every_step_is_a_place_to_stop():
+    whole = training(Noisy())
+    rows = curve(whole, 2)
+    for stop in range(1, 13):
+        first = training(Noisy())
+        before = take(first, stop)
+        state = first.state()
+        second = training(Noisy())
+        second.restore(state, inherited=False)
+        after = curve(second, 2) if second.unit < 2 else []
+        assert before + after == rows, stop
+        assert same(second.state()["model"], whole.state()["model"]), stop
+
+
+def test_the_batch_size_only_cuts_the_order():
+    data = DataCache(Blobs(), 0, CPU).get(CONFIG)
+    whole = torch.cat([x for x, _ in data.train.batches(2, 0, 90)])
+    assert torch.equal(torch.cat([x for x, _ in data.train.batches(2, 0, 16)]), whole)
+    assert torch.equal(torch.cat([x for x, _ in data.train.batches(2, 32, 7)]), whole[32:])
+    assert not torch.equal(torch.cat([x for x, _ in data.train.batches(3, 0, 90)]), whole)
+
+
+def test_weights_depend_on_seed_and_number_alone():
+    assert same(training(Blobs()).model.state_dict(), training(Blobs(), config={"lr": 1.0}).model.state_dict())
+    assert not same(training(Blobs()).model.state_dict(), training(Blobs(), trial=4).model.state_dict())
+    assert not same(training(Blobs()).model.state_dict(), training(Blobs(), seed=6).model.state_dict())
+
+
+def test_dropout_is_keyed_by_trial_and_step():
+    run = training(Blobs())
+    masks = []
+    run.model[3].register_forward_hook(lambda _, args, out: masks.append(out == 0) if run.model.training else None)
+    curve(run, 1)
+    again = training(Blobs())
+    again.restore(deepcopy(run.state()), inherited=False)
+    torch.rand(1000)  # whatever else draws from the generator moves nothing
+    masks_again = []
+    again.model[3].register_forward_hook(
+        lambda _, args, out: masks_again.append(out == 0) if again.model.training else None
+    )
+    curve(run, 2)
+    curve(again, 2)
+    assert same(masks[6:], masks_again)
+
+
+def test_batch_size_comes_from_the_config_before_the_task():
+    run = training(Blobs(), config={"lr": 0.05, "batch_size": 30})
+    curve(run, 1)
+    assert run.step == 3
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [(91, "above its 90 training samples"), (0, "above 0, got 0"), (1.5, "got 1.5")]
+)
+def test_a_batch_size_that_cannot_be(size, said):
+    with pytest.raises(ps.TaskError, match=said):
+        training(Blobs(), config={"lr": 0.1, "batch_size": size})
+
+
+def test_a_unit_may_be_a_number_of_steps():
+    class Steps(Blobs):
+        unit_steps = 4
+
+    run = training(Steps())
+    rows = curve(run, 5)  # 20 steps over 18 an epoch: a unit that spans two epochs
+    assert (run.step, run.epoch, run.place, len(rows)) == (20, 3, 32, 5)
+
+
+def test_plateau_receives_the_studys_metric():
+    class Plateau(Blobs):
+        def scheduler(self, optimizer, config):
+            return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0)
+
+    run = training(Plateau(), metric="accuracy", mode="max")
+    rows = curve(run, 4)
+    assert run.scheduler.best == max(row["accuracy"] for row in rows)
+
+
+def test_gradients_are_clipped():
+    class Clipped(Blobs):
+        clip_grad_norm = 1e-3
+
+        def optimizer(self, params, config):
+            return torch.optim.SGD(params, lr=1.0)
+
+        def scheduler(self, optimizer, config):
+            return None
+
+    run = training(Clipped())
+    before = {k: v.clone() for k, v in run.model.named_parameters()}
+    next(run.steps())
+    moved = torch.cat([(v - before[k]).detach().flatten() for k, v in run.model.named_parameters()])
+    assert moved.norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_mixed_precision_runs_the_forward_in_bfloat16():
+    kinds = set()
+
+    class Mixed(Blobs):
+        precision = "bf16"
+
+        def loss(self, model, batch, config):
+            x, y = batch
+            logits = model(x)
+            kinds.add(logits.dtype)
+            return F.cross_entropy(logits, y)
+
+    run = training(Mixed())
+    curve(run, 1)
+    assert kinds == {torch.bfloat16}
+    assert {p.dtype for p in run.model.parameters()} == {torch.float32}
+
+
+def test_an_optimizer_that_needs_a_closure():
+    class Quasi(Blobs):
+        batch_size = 90
+
+        def model(self, config):
+            return nn.Linear(6, 2)
+
+        def optimizer(self, params, config):
+            return torch.optim.LBFGS(params, max_iter=5)
+
+        def scheduler(self, optimizer, config):
+            return None
+
+    run = training(Quasi())
+    untrained = run.evaluate()
+    assert curve(run, 1)[0]["loss"] < untrained["loss"]
+
+
+def test_the_best_weights_are_those_that_were_measured():
+    run = training(Blobs(), config={"lr": 1.0})
+    rows = curve(run, 8)
+    best = min(range(8), key=lambda i: rows[i]["loss"])
+    assert best < 7, "the last unit must not be the best for this test to say anything"
+    state = run.state()
+    run.model.load_state_dict(state["best"]["model"])
+    assert run.evaluate() == rows[best]
+    assert state["best"]["unit"] == best + 1
+
+
+def test_a_donors_state_takes_over_per_parameter_state_alone(tmp_path):
+    donor = training(Blobs(), config={"lr": 0.5, "momentum": 0.5})
+    curve(donor, 2)
+    ref = save(donor.state(), tmp_path, "donor.pt")
+    heir = training(Blobs(), config={"lr": 0.01, "momentum": 0.8}, trial=9)
+    heir.restore(load(tmp_path, ref), inherited=True)
+    assert same(heir.model.state_dict(), donor.model.state_dict())
+    assert same(heir.optimizer.state_dict()["state"], donor.optimizer.state_dict()["state"])
+    assert heir.optimizer.param_groups[0]["momentum"] == 0.8
+    assert heir.optimizer.param_groups[0]["lr"] == 0.01
+    assert (heir.unit, heir.step, heir.epoch) == (2, 12, 2)
+    assert heir.best_unit == 0
+
+
+def test_nan_in_the_loss_is_a_metric_and_not_an_error():
+    class Diverges(Blobs):
+        def loss(self, model, batch, config):
+            return super().loss(model, batch, config) * float("nan")
+
+    (row,) = curve(training(Diverges()), 1)
+    assert row["loss"] != row["loss"]
