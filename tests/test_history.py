@@ -88,6 +88,13 @@ def test_what_a_driver_left_unfinished_waits_for_the_next_one():
     assert [t.status for t in history(*run, Ended("interrupted", 5.0), OPENED).trials] == ["waiting", "paused"]
 
 
+def test_a_metric_called_like_a_column_keeps_its_value():
+    event = Reported(0, 1, 1, {"loss": 1.0, "error": 0.25, "state": 3.0}, None, Usage(1.0, 1), 0.0)
+    row = history(asked(0), event).trials[0].row()
+    assert (row["metrics.error"], row["metrics.state"], row["loss"]) == (0.25, 3.0, 1.0)
+    assert (row["state"], row["error"], row["config.lr"]) == ("waiting", None, 1.0)
+
+
 def test_trials_given_up_below_the_greatest_budget_are_stopped():
     found = history(asked(0, 3), asked(1, 9), reported(0, 3, 1.0), reported(1, 9, 1.0), Dropped((0, 1)))
     assert [t.status for t in found.trials] == ["stopped", "finished"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,27 @@ class TrialRecord:
         """The metrics at its best report, or at its last where none was finite."""
         rows = [row for row in self.curve if row["budget"] == self.best_unit] or self.curve[-1:]
         return {k: v for k, v in rows[-1].items() if k != "budget"} if rows else {}
+
+    @property
+    def measured(self) -> Config:
+        """The config of its best report: PBT may have changed it since."""
+        return self.best_config or self.config
+
+    def row(self) -> dict[str, Any]:
+        """The trial as a row of a table; a metric that is called like another column is ``metrics.NAME``."""
+        first = {"number": self.number, "state": self.status, "budget": self.reported}
+        last = {"device_seconds": self.device_seconds, "error": self.error}
+        config = {f"config.{name}": value for name, value in self.measured.items()}
+        return {**first, **config, **apart(self.metrics, {*first, *last}), **last}
+
+
+def apart(metrics: Metrics, taken: Collection[str]) -> dict[str, float]:
+    """Metrics under names that are not taken.
+
+    >>> apart({"error": 0.1, "loss": 0.2}, {"error"})
+    {'metrics.error': 0.1, 'loss': 0.2}
+    """
+    return {f"metrics.{name}" if name in taken else name: value for name, value in metrics.items()}
 
 
 class History:

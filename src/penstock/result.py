@@ -31,7 +31,7 @@ class Trial:
     @property
     def config(self) -> Config:
         """Its config; with PBT, which changes configs, the one of its best report."""
-        return self._record.best_config or self._record.config
+        return self._record.measured
 
     @property
     def state(self) -> Status:
@@ -128,24 +128,12 @@ class Result:
         return self._history.ended
 
     def dataframe(self) -> pandas.DataFrame:
-        """One row a trial: number, state, budget, the config's values, the metrics at its best, device seconds."""
+        """One row a trial: number, state, budget, the config, the metrics at its best, device seconds, error."""
         try:
             import pandas
         except ImportError:
             raise StudyError("dataframe() needs pandas: pip install 'penstock[plots]'.") from None
-        return pandas.DataFrame(
-            [
-                {
-                    "number": record.number,
-                    "state": record.status,
-                    "budget": record.reported,
-                    **{f"config.{k}": v for k, v in record.config.items()},
-                    **record.metrics,
-                    "device_seconds": record.device_seconds,
-                }
-                for record in self._history.trials
-            ]
-        )
+        return pandas.DataFrame([record.row() for record in self._history.trials])
 
     def optuna_study(self) -> optuna.Study:
         """The study as Optuna sees it, for its plots: ``optuna.visualization.plot_slice(result.optuna_study())``."""

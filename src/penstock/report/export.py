@@ -10,8 +10,8 @@ from typing import Any
 
 from penstock.errors import StudyError
 from penstock.events import Reported
-from penstock.history import TrialRecord
-from penstock.report.summary import events_of, history_of, trial_facts
+from penstock.history import TrialRecord, apart
+from penstock.report.summary import events_of, history_of
 
 
 def write_csv(study_dir: Path, out: Path) -> list[Path]:
@@ -22,7 +22,7 @@ def write_csv(study_dir: Path, out: Path) -> list[Path]:
     """
     trials = [_row(trial) for trial in history_of(study_dir).trials]
     curves = [
-        {"trial": event.trial, "budget": event.unit, **event.metrics, "clock": event.clock}
+        {"trial": event.trial, "budget": event.unit, **apart(event.metrics, {"trial", "clock"}), "clock": event.clock}
         for event in events_of(study_dir)
         if isinstance(event, Reported)
     ]
@@ -34,13 +34,7 @@ def write_csv(study_dir: Path, out: Path) -> list[Path]:
 
 
 def _row(trial: TrialRecord) -> dict[str, Any]:
-    facts = trial_facts(trial)
-    config = {f"config.{name}": _cell(value) for name, value in facts.pop("config").items()}
-    return {**facts.pop("metrics"), **config, **facts}
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value
+    return {name: json.dumps(v) if isinstance(v, list | dict) else v for name, v in trial.row().items()}
 
 
 def _write(path: Path, rows: list[dict[str, Any]], first: Iterable[str], last: Iterable[str]) -> Path:
@@ -75,7 +69,7 @@ def write_tensorboard(study_dir: Path, out: Path) -> list[Path]:
             old.unlink()
         best = {f"best/{name}": value for name, value in trial.metrics.items()}
         with SummaryWriter(str(run)) as writer:  # add_hparams would make a second run of each
-            config = {name: _hparam(value) for name, value in trial.config.items()}
+            config = {name: _hparam(value) for name, value in trial.measured.items()}
             for summary in hparams(config, best):  # type: ignore[no-untyped-call]
                 writer.file_writer.add_summary(summary)
             for report in reports[trial.number]:  # in seconds of the study's clock, which TensorBoard shows as relative

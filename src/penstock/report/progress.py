@@ -138,7 +138,7 @@ class Progress:
         best = Text("none yet", style="dim")
         if history.best is not None:
             best = Text(_best(history, history.best), style="bold green")
-            best.append("  " + short(history.best.config), style="not bold default")
+            best.append("  " + short(history.best.measured), style="not bold default")
         states = [Text(f"{history.counts[s]} {s}", style=style) for s, style in STATES.items() if history.counts[s] > 0]
         return Group(
             _title(history),

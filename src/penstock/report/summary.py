@@ -92,7 +92,7 @@ def trial_facts(trial: TrialRecord, curve: bool = False) -> dict[str, Any]:
         "number": trial.number,
         "state": trial.status,
         "budget": trial.reported,
-        "config": trial.config,
+        "config": trial.measured,
         "metrics": dict(trial.metrics),
         "device_seconds": trial.device_seconds,
         "error": trial.error,

@@ -35,7 +35,7 @@ def best_trials(history: History, trials: Sequence[TrialRecord], console: Consol
     """One row a trial; a terminal too narrow goes without device seconds, then without a column a config's value."""
     if not trials:
         return Text(f"No trial has reported a finite {history.metric} yet.", style="yellow")
-    names = list(dict.fromkeys(name for trial in trials for name in trial.config))
+    names = list(dict.fromkeys(name for trial in trials for name in trial.measured))
     wide = console.options.update(max_width=10_000)
     for seconds in (True, False):
         table = _trials(history, trials, names, seconds)
@@ -59,7 +59,7 @@ def _trials(history: History, trials: Sequence[TrialRecord], names: list[str] | 
     if seconds:
         table.add_column("device s", justify="right", no_wrap=True)
     for trial in trials:
-        config = trial.config
+        config = trial.measured
         table.add_row(
             str(trial.number),
             *(value(trial.metrics.get(name, "")) for name in metrics),
