@@ -35,6 +35,14 @@ def test_a_later_state_holds_the_best_weights_too():
     assert found.best.best_state == state(0, 2)
 
 
+def test_a_state_of_a_trial_that_trains_again_may_come_before_its_best_report():
+    trained = [asked(0), reported(0, 1, 3.0), reported(0, 2, 2.0, saved=False), reported(0, 3, 1.0, saved=False)]
+    again = history(*trained, OPENED, Saved(0, 2, state(0, 2), 0.0))  # it began again from unit 1
+    assert again.trials[0].state == state(0, 2)
+    assert again.trials[0].best_state is None
+    assert history(*trained, OPENED, Saved(0, 2, state(0, 3), 0.0)).trials[0].best_state == state(0, 3)
+
+
 def test_a_state_from_after_a_take_over_does_not_hold_the_best_weights_from_before():
     before = [asked(0, 2, lr=1.0), asked(1, 2, lr=2.0), reported(0, 2, 0.1), reported(1, 2, 9.0)]
     copied = [asked(1, 4, (0, 2), lr=3.0), reported(1, 4, 0.5)]

@@ -166,7 +166,7 @@ class History:
         if record.start is not None:
             self.donors[record.start.file] -= 1
             record.start = None
-        if record.best_unit > record.copied_at:  # a state keeps the best weights since the last take-over
+        if state.unit >= record.best_unit > record.copied_at:  # it holds the best weights since the last take-over
             record.best_state = state
 
     def _rank(self, record: TrialRecord) -> None:
