@@ -143,6 +143,17 @@ def test_plain_lines_come_with_a_better_best_and_with_each_tenth(clock: Clock) -
     )
 
 
+def test_the_first_unit_whose_time_is_mostly_start_up_gives_no_estimate(clock: Clock) -> None:
+    console, past = plain(), History.of([Opened(SETTINGS)])
+    with Progress(40, console=console) as progress:
+        for trial in range(2):
+            past.apply(Asked(trial, {"lr": 0.1}, 1, "rung 0"))
+            past.apply(reported(trial, 1, 5.0 + trial, accuracy=0.5 + trial))
+            clock.now += module.LINES
+            progress(past)
+    assert ["left" in line for line in text(console).splitlines()[:2]] == [False, True]
+
+
 def test_plain_lines_keep_their_distance(clock: Clock) -> None:
     console, past = plain(), History.of([Opened(SETTINGS)])
     with Progress(40, console=console) as progress:

@@ -156,3 +156,5 @@ def test_how_to_go_on_can_be_copied() -> None:
     text = tables.how_to_go_on(facts, {"lr": 0.1}).plain
     assert "torch.load" not in text
     assert "penstock resume 'my study' --dir '/data/a b' --deadline 180s" in text
+    facts |= {"ended": "target"}
+    assert "--target VALUE" in tables.how_to_go_on(facts, {"lr": 0.1}).plain

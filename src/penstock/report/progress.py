@@ -112,6 +112,8 @@ class Progress:
     def _left(self, history: History, counts: _Counts) -> float | None:
         """Seconds until the end as far as can be told: at this speed, and by the deadline at the latest."""
         left, speed = None, self._speed(history, counts)
+        if counts.trained <= 1:
+            speed = 0.0  # the first unit's time is mostly start-up
         if speed > 0 and self.units is not None:
             left = max(self.units - counts.trained, 0) / speed
         elif speed > 0 and counts.begun:

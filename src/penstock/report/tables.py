@@ -161,6 +161,8 @@ def how_to_go_on(facts: dict[str, Any], config: Config) -> Text:
     }
     if facts["ended"] == "deadline":
         ways[f"penstock resume {name}{where} --deadline {2 * facts['deadline']:g}s"] = "go on, with more time"
+    elif facts["ended"] == "target":
+        ways[f"penstock resume {name}{where} --target VALUE"] = "go on, to a better value"
     width = max(map(len, ways))
     text.append("To look further:")
     for command, what in ways.items():
