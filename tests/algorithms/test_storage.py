@@ -338,9 +338,10 @@ def test_without_a_description_the_domains_are_guessed_alike_for_all_trials() ->
 
 
 def test_the_dashboard_lists_and_shows_the_study() -> None:
-    dashboard = pytest.importorskip("optuna_dashboard")
+    import optuna_dashboard
+
     storage = finished(space=None)
-    app = dashboard.wsgi(storage)
+    app = optuna_dashboard.wsgi(storage)
 
     def request(path: str, method: str = "GET", body: object = None) -> tuple[int, Any]:
         data, status = json.dumps(body).encode(), []

@@ -7,6 +7,7 @@ and not to a trial (invariant 3).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ GATHERED = 2**24  # bytes of shuffled rows that are made at a time
 KEPT = 2**26  # bytes of shuffled epochs that are kept for the next trial
 
 
-class Source:
+class Source(ABC):
     """One data set on one device: batches from any place of any epoch."""
 
     def __init__(self, seed: int, length: int) -> None:
@@ -35,13 +36,13 @@ class Source:
         generator = torch.Generator().manual_seed(key(self.seed, "order", epoch))
         return torch.randperm(self.length, generator=generator)
 
+    @abstractmethod
     def batches(self, epoch: int, start: int, size: int) -> Iterator[Any]:
         """The training batches of an epoch, from the sample at place ``start`` on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def all(self, size: int) -> Iterator[tuple[Any, int]]:
         """Every sample once in its own order, for validation: batches with their lengths."""
-        raise NotImplementedError
 
 
 class TensorSource(Source):
