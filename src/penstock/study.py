@@ -138,11 +138,11 @@ class Study:
         return trials if fixed is None else fixed
 
     def _search(self, trials: int | None) -> Search:
-        sampler, own = self.sampler, getattr(self.algorithm, "default_sampler", None)
+        sampler, own = self.sampler, self.algorithm.default_sampler()
         if own is not None:
             if sampler is not None:
                 raise StudyError(f"{type(self.algorithm).__name__} brings its own sampler: leave sampler= out.")
-            sampler = own()
+            sampler = own
         if sampler is not None and not self.algorithm.samples:
             raise StudyError(f"{type(self.algorithm).__name__} draws nothing: leave sampler= out.")
         return Search(self.space, self.metric, self.mode, seed=self.seed, trials=trials, sampler=sampler)
@@ -171,7 +171,7 @@ class Study:
         log = self._open()
         try:
             settings = self._settings(log.dir.name)
-            settings["changed"] = _changes(log.past, settings, allow_changes)
+            settings["changed"] = _changes(log.past, settings, self.algorithm.grows, allow_changes)
             if settings["changed"]:
                 self._check_configs(log.past)
             history, decider = History(), Decider(self.algorithm, self._search(self.trials))
@@ -317,7 +317,7 @@ def _check_run(on: str, sharing: str, scheduler: str, workers: int) -> Scheduler
     return SCHEDULERS[scheduler]
 
 
-def _changes(past: list[events.Event], now: dict[str, Any], allowed: bool) -> list[str]:
+def _changes(past: list[events.Event], now: dict[str, Any], grows: bool, allowed: bool) -> list[str]:
     """What differs between the log's last settings and these, or a refusal that names it."""
     opened = [event.settings for event in past if isinstance(event, Opened)]
     if not opened:
@@ -331,7 +331,7 @@ def _changes(past: list[events.Event], now: dict[str, Any], allowed: bool) -> li
             f"Study {before['name']!r} has trials={before['trials']}, a total over all resumes, "
             f"got trials={now['trials']}: give at least as many."
         )
-    if before["trials"] != now["trials"] and "SuccessiveHalving" in now["algorithm"]:
+    if before["trials"] != now["trials"] and not grows:
         raise StudyError(
             f"Study {before['name']!r} halves {before['trials']} trials, got trials={now['trials']}: its rungs "
             "are made from that number, so start a new study under another name."

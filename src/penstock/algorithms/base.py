@@ -11,6 +11,8 @@ from penstock.errors import StudyError
 from penstock.trial import Member, Report, Stage, TrialGroup, score
 
 if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
     from penstock.algorithms.sampling import Search
 
 
@@ -35,6 +37,7 @@ class Algorithm(ABC):
 
     max_budget: int
     samples = True  # whether configs are drawn, so that a sampler is of use
+    grows = True  # whether a study that is taken up again may have more trials
     search: Search
 
     @abstractmethod
@@ -59,6 +62,10 @@ class Algorithm(ABC):
 
     def stages(self, trials: int | None = None) -> list[Stage] | None:
         """The stages, where they are known beforehand; ``trials`` where the settings do not fix it."""
+        return None
+
+    def default_sampler(self) -> BaseSampler | None:
+        """The sampler that the algorithm brings itself, where it does; the user then gives none."""
         return None
 
     def settings(self) -> dict[str, object]:

@@ -147,6 +147,8 @@ class SuccessiveHalving(Halving):
     [Stage(trials=9, budget=1, bracket=0), Stage(trials=3, budget=3, bracket=0), Stage(trials=1, budget=9, bracket=0)]
     """
 
+    grows = False  # its rungs are made from the number of trials
+
     def __init__(
         self, *, max_budget: int, min_budget: int = 1, reduction: int = 3, additive: bool = False, concurrency: int = 8
     ) -> None:

@@ -32,7 +32,7 @@ def dry_batch(training: Training) -> Description:
         raise TaskError(f'{name}.precision is "fp16", which a CPU does not train: use "bf16" or "fp32".')
     model.train()
     batch = next(iter(training.data.train.batches(0, 0, training.batch_size)))
-    with training._autocast():
+    with training.autocast():
         loss = task.loss(model, batch, training.config)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.ndim > 0:
         shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{type(loss).__name__}"
@@ -46,7 +46,7 @@ def dry_batch(training: Training) -> Description:
             f"{name}.loss does not depend on the model's parameters: compute it from model(...) without detach(), "
             "no_grad() or a second model."
         )
-    training._backward(batch)
+    training.backward(batch)
     if not isinstance(training.optimizer, torch.optim.LBFGS):
         training.optimizer.step()
     metrics = _dry_metrics(training, name)
@@ -60,7 +60,7 @@ def dry_batch(training: Training) -> Description:
 
 def _dry_metrics(training: Training, name: str) -> tuple[str, ...]:
     training.model.eval()
-    with torch.no_grad(), training._autocast():
+    with torch.no_grad(), training.autocast():
         batch, _ = next(iter(training.data.valid.all(training.task.eval_batch_size)))
         metrics = training.task.metrics(training.model, batch, training.config)
     if not isinstance(metrics, Mapping) or not metrics:

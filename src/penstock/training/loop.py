@@ -53,7 +53,7 @@ class Training:
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             kind = type(self.optimizer).__name__
             raise TaskError(f"{task_name(task)}.optimizer must return a torch optimizer, got {kind}.")
-        # What zero_grad of torch's own optimizers does, without its profiling: a twentieth of a small model's step.
+        # What zero_grad of torch's own optimizers does, without its profiling, which a small model's step feels.
         plain = type(self.optimizer).zero_grad is torch.optim.Optimizer.zero_grad
         self.zeroed = [p for group in self.optimizer.param_groups for p in group["params"]] if plain else None
         self.scheduler, self.every_step = split_scheduler(task.scheduler(self.optimizer, config))
@@ -85,9 +85,9 @@ class Training:
                 for generator in generators:
                     generator.manual_seed(step_key(self.seed, self.step))
                 if closure:
-                    optimizer.step(partial(self._backward, batch))
+                    optimizer.step(partial(self.backward, batch))
                 else:
-                    self._backward(batch)
+                    self.backward(batch)
                     if self.scaler is None:
                         optimizer.step()
                     else:
@@ -119,7 +119,8 @@ class Training:
                 self.best_model = {k: v.detach().to("cpu", copy=True) for k, v in model.state_dict().items()}
             yield metrics
 
-    def _backward(self, batch: Any) -> torch.Tensor:
+    def backward(self, batch: Any) -> torch.Tensor:
+        """The gradients of one batch, clipped; gives its loss."""
         if self.zeroed is None:
             self.optimizer.zero_grad()
         else:
@@ -128,7 +129,7 @@ class Training:
         if self.task.precision == "fp32":
             loss = self.task.loss(self.model, batch, self.config)
         else:
-            with self._autocast():
+            with self.autocast():
                 loss = self.task.loss(self.model, batch, self.config)
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         if self.task.clip_grad_norm is not None:
@@ -145,7 +146,7 @@ class Training:
             generator.manual_seed(step_key(self.seed ^ 1, self.step))
         sums: dict[str, Any] = {}
         on_cpu = self.device.type == "cpu"
-        with self._autocast():
+        with self.autocast():
             for batch, length in self.data.valid.all(self.task.eval_batch_size):
                 for name, value in self.task.metrics(self.model, batch, self.config).items():
                     # Sums stay on an accelerator until the last batch, so that no batch waits for them.
@@ -153,7 +154,8 @@ class Training:
                     sums[name] = sums.get(name, 0.0) + number * length
         return {name: float(value) / self.data.valid.length for name, value in sums.items()}
 
-    def _autocast(self) -> AbstractContextManager[object]:
+    def autocast(self) -> AbstractContextManager[object]:
+        """The precision that the task's forward runs in."""
         if self.task.precision == "fp32":
             return nullcontext()
         dtype = torch.bfloat16 if self.task.precision == "bf16" else torch.float16
