@@ -1,12 +1,13 @@
 """What the engine costs, against the real alternatives, as ratios within one run.
 
-    python bench/engine.py [--json] [control] [memory] [training] [start] [whole]
+    python bench/engine.py [--json] [control] [memory] [training] [start] [whole] [fused]
 
 control   2,000 trials that do nothing, ASHA, one process: reports a second; trials a second against Optuna with SQLite
 memory    what 20,000 trials hold beyond 2,000, and how much of it is the trials themselves
 training  one trial through Penstock, checkpoints included, against the same loop in plain PyTorch
 start     importing penstock, and `penstock --help`
 whole     64 trials of ASHA on digits against Optuna's loop with its SuccessiveHalvingPruner, per epoch trained
+fused     the same study fused against solo, and what measuring and coming and going cost
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +220,7 @@ def whole(pairs: int = 9) -> list[Row]:
         with tempfile.TemporaryDirectory() as dir:
             algorithm = ps.ASHA(max_budget=27)
             study = ps.Study(Digits(), SPACE, metric="accuracy", algorithm=algorithm, trials=64, seed=seed, dir=dir)
-            result = study.run(progress=False)
+            result = study.run(progress=False, sharing="solo")
         epochs["Penstock"].append(sum(len(trial.curve) for trial in result.trials))
         bests["Penstock"].append(result.best.metrics["accuracy"])
 
@@ -257,6 +259,66 @@ def whole(pairs: int = 9) -> list[Row]:
     return rows
 
 
+def fused(pairs: int = 7) -> list[Row]:
+    """The same study solo and fused, and what measuring and coming and going cost a longer one."""
+    seeds = {sharing: iter(range(pairs + 1)) for sharing in ("solo", "auto")}
+
+    def digits_study(dir: str, max_budget: int, **settings: Any) -> ps.Study:
+        algorithm = ps.ASHA(max_budget=max_budget)
+        return ps.Study(Digits(), SPACE, metric="accuracy", algorithm=algorithm, trials=64, dir=dir, **settings)
+
+    def run(sharing: str) -> None:
+        with tempfile.TemporaryDirectory() as dir:
+            digits_study(dir, 27, seed=next(seeds[sharing])).run(progress=False, sharing=sharing)
+
+    for sharing in seeds:
+        run(sharing)  # torch imports half of itself with the first optimizer
+    solo, together = interleaved([partial(run, sharing) for sharing in seeds], pairs)
+    ratio = statistics.median(a / b for a, b in zip(solo, together, strict=True))
+    with tempfile.TemporaryDirectory() as dir:
+        digits_study(dir, 243).run(progress=False)  # leaves a profile in the folder
+        numbers = count()
+
+        def longer(known: bool) -> None:
+            with tempfile.TemporaryDirectory() as fresh:
+                digits_study(dir if known else fresh, 243, name=f"s{next(numbers)}").run(progress=False)
+
+        known, measuring = interleaved([partial(longer, True), partial(longer, False)], pairs)
+        spent, whole = moving(partial(longer, True))
+    profiling = statistics.median(b / a - 1 for a, b in zip(known, measuring, strict=True))
+    moved = spent / whole
+    return [
+        row("fused", "64 trials of ASHA, 1 to 27 epochs, solo, seconds", statistics.median(solo)),
+        row("", "the same with sharing auto, seconds", statistics.median(together)),
+        row("", "ratio, median of interleaved pairs", ratio, "at least 4", ratio >= 4),
+        row("", "measuring, share of 64 trials of 1 to 243 epochs", profiling, "at most 0.008", profiling <= 0.008),
+        row("", "coming and going, share of the same", moved, "at most 0.033", moved <= 0.033),
+    ]
+
+
+def moving(run: Callable[[], None]) -> tuple[float, float]:
+    """Seconds that a run spends on bringing trials into bundles and out of them, and in all."""
+    from penstock.training.fused import Fused
+
+    spent, plain = 0.0, {name: getattr(Fused, name) for name in ("enter", "leave", "_arrange")}
+
+    def timed(move: Callable[..., None], *args: Any) -> None:
+        nonlocal spent
+        began = time.perf_counter()
+        move(*args)
+        spent += time.perf_counter() - began
+
+    for name, move in plain.items():
+        setattr(Fused, name, lambda *args, move=move: timed(move, *args))
+    began = time.perf_counter()
+    try:
+        run()
+    finally:
+        for name, move in plain.items():
+            setattr(Fused, name, move)
+    return spent, time.perf_counter() - began
+
+
 def interleaved(things: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
     """The seconds of each thing in each round, one after another so that whatever slows one slows all."""
     times: list[list[float]] = [[] for _ in things]
@@ -281,7 +343,14 @@ def main(arguments: list[str]) -> None:
         hold(int(arguments[1]))
         return
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    benches = {"control": control, "memory": memory, "training": training, "start": start, "whole": whole}
+    benches = {
+        "control": control,
+        "memory": memory,
+        "training": training,
+        "start": start,
+        "whole": whole,
+        "fused": fused,
+    }
     wanted = [name for name in arguments if name in benches] or list(benches)
     print(f"torch {torch.__version__}, optuna {optuna.__version__}, {torch.get_num_threads()} threads", file=sys.stderr)
     for name in wanted:

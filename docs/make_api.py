@@ -29,7 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Results": ("Result", "Trial"),
     "Spaces": ("uniform", "loguniform", "quniform", "qloguniform", "randint", "choice", "grid"),
     "Algorithms": ("Grid", "Random", "SuccessiveHalving", "Hyperband", "ASHA", "BOHB", "SyncBOHB", "PBT"),
-    "Errors": ("PenstockError", "SpaceError", "StudyError", "TaskError", "LogError"),
+    "Errors": ("PenstockError", "SpaceError", "StudyError", "TaskError", "LogError", "SoloWarning"),
 }
 WITH_METHODS = {"Study", "Task", "FunctionTrial", "Result", "Trial"}  # of an algorithm only the engine calls them
 GIVEN = {"Task", "FunctionTrial", "Result", "Trial"}  # no arguments to show: subclassed, or made by Penstock

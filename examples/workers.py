@@ -2,8 +2,9 @@
 
     penstock run examples/workers.py --workers 2
 
-Every trial's curve is the same as with one worker and as many threads. Which trials run may differ: ASHA decides by the
-order in which reports come in. A worker that dies costs what its trial trained since its last state, and no report.
+Every trial's curve is the same as with one worker and as many threads, but for rounding where trials are fused. Which
+trials run may differ: ASHA decides by the order in which reports come in. A worker that dies costs what its trials
+trained since their last states, and no report.
 """
 
 from typing import Any

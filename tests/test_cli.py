@@ -23,7 +23,7 @@ from penstock.cli import app
 from penstock.events import Asked, Opened, read
 from penstock.executors.local import LocalExecutor
 from penstock.history import History
-from tests.report.studies import ended, story, write
+from tests.report.studies import ended, fused, story, write
 
 PENSTOCK = Path(sys.executable).with_name("penstock")
 FUNCTION = """
@@ -131,6 +131,15 @@ def test_options_of_run_go_before_those_of_the_file() -> None:
     assert penstock("run", "tuned.py", "--name", "late", "--deadline", "1h", "--target", "5").exit_code == 0
     assert history(".penstock/late").settings["deadline"] == 3600
     assert history(".penstock/late").ended == "target"
+
+
+def test_run_and_resume_take_how_trials_share_a_device() -> None:
+    Path("sizes.py").write_text("WIDTH = 1")
+    code = TASK.replace('print("training", flush=True)', "pass")
+    modes = [answer("run", file(code), "--name", "one", "--sharing", sharing)["modes"] for sharing in ("solo", "fused")]
+    assert modes == [{"solo": 4}, {"solo": 4}]  # the second time there is nothing left to do
+    assert answer("run", "tuned.py", "--name", "two", "--sharing", "fused")["modes"] == {"fused": 4}
+    assert answer("resume", "two", "--trials", 6, "--sharing", "solo")["modes"]["solo"] >= 2
 
 
 def test_run_on_an_existing_name_goes_on() -> None:
@@ -299,6 +308,7 @@ def test_a_file_that_is_none() -> None:
         (("--trials", "0"), "--trials"),
         (("--trials", "many"), "--trials"),
         (("--workers", "0"), "--workers"),
+        (("--sharing", "packed"), "--sharing"),
         (("--nonsense",), "--nonsense"),
     ],
 )
@@ -343,6 +353,19 @@ def test_show_gives_the_study_and_its_best_trials() -> None:
     assert re.search(r"^trial +accuracy +loss +lr +widths +\[red\]act +budget", text, re.MULTILINE)
     assert len(re.findall(r"^ +\d+ .*(?:finished|paused)", text, re.MULTILINE)) == 2
     assert '1 of 5 trials failed; trial 2: ValueError: too, "large" [bold]' in text
+
+
+def test_show_tells_how_trials_share_devices() -> None:
+    write(Path(".penstock"), "digits-1", fused())
+    text = penstock("show", "digits-1", "--top", 0).stdout
+    assert re.search(r"^modes +2 fused  2 solo", text, re.MULTILINE)
+    assert re.search(r"^aaaaaaaa +native +4 +2 trials together pay", text, re.MULTILINE)
+    assert re.search(r"^bbbbbbbb +solo +1 +native: item at \[x\].py:3: it depends on one trial", text, re.MULTILINE)
+    said = answer("show", "digits-1")
+    assert said["modes"] == {"fused": 2, "solo": 2}
+    assert said["measured"][1]["reason"].startswith("native: item at [x].py:3")
+    write(Path(".penstock"), "digits-2", story())
+    assert "signature" not in penstock("show", "digits-2").stdout
 
 
 def test_show_in_json() -> None:

@@ -115,7 +115,7 @@ def durable_writes(make, dir):
     count = 0
     counter = KilledAt(10**9, "after")
     try:
-        result = make(dir).run(progress=False)
+        result = make(dir).run(progress=False, sharing="solo")
     finally:
         os.write, pathlib.Path.replace = counter.write, counter.replace
     count = 10**9 - counter.left
@@ -133,10 +133,10 @@ def test_killed_at_any_write_and_resumed_finds_the_same(make, tmp_path):
 
         def killed(n=n, moment=moment, dir=dir):
             KilledAt(n, moment)
-            make(dir).run(progress=False)
+            make(dir).run(progress=False, sharing="solo")
 
         assert os.WIFSIGNALED(in_a_child(killed)), (n, moment)
-        result = make(dir).run(progress=False)
+        result = make(dir).run(progress=False, sharing="solo")
         assert found(result) == whole, (n, moment)
         assert not list((dir / "s" / "states").glob("*.partial"))
 
@@ -148,17 +148,42 @@ def test_killed_again_and_again(tmp_path):
 
         def killed(n=n):
             KilledAt(n, "middle")
-            asha(dir).run(progress=False)
+            asha(dir).run(progress=False, sharing="solo")
 
         in_a_child(killed)
-    assert found(asha(dir).run(progress=False)) == whole
+    assert found(asha(dir).run(progress=False, sharing="solo")) == whole
+
+
+def test_a_fused_study_that_is_killed_loses_nothing_and_does_nothing_twice(tmp_path):
+    def make(dir):
+        space = {"lr": ps.loguniform(1e-3, 0.1)}
+        algorithm = ps.ASHA(max_budget=4, reduction=2)
+        return ps.Study(Blobs(), space, metric="loss", mode="min", algorithm=algorithm, trials=6, name="s", dir=dir)
+
+    rng = random.Random(0)
+    for point in range(8):
+        n, moment, dir = rng.randint(8, 40), rng.choice(["before", "middle", "after"]), tmp_path / str(point)
+
+        def killed(n=n, moment=moment, dir=dir):
+            KilledAt(n, moment)
+            make(dir).run(progress=False, sharing="fused")
+
+        assert os.WIFSIGNALED(in_a_child(killed)), (n, moment)
+        before = [e for e in read(dir / "s" / "log.jsonl") if isinstance(e, Reported)]
+        result = make(dir).run(progress=False, sharing="fused")
+        reports = [e for e in read(dir / "s" / "log.jsonl") if isinstance(e, Reported)]
+        assert reports[: len(before)] == before, "a report was lost"
+        assert len({(e.trial, e.unit) for e in reports}) == len(reports), "a report came twice"
+        for trial in result.trials:
+            for row, expected in zip(trial.curve, alone(Blobs(), trial.number, trial.config, 4), strict=False):
+                assert row["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
 
 DRIVER = """
 import sys
 from tests.test_crash import KilledAt, several
 KilledAt(int(sys.argv[2]), "after")
-several(sys.argv[1]).run(workers=2, progress=False)
+several(sys.argv[1]).run(workers=2, progress=False, sharing="solo")
 """
 
 
@@ -174,7 +199,7 @@ def test_with_several_workers_nothing_is_lost_and_nothing_done_twice(point, tmp_
     driver = subprocess.run([sys.executable, "-c", DRIVER, tmp_path, str(point)], cwd=repo, stderr=subprocess.DEVNULL)
     assert driver.returncode == -signal.SIGKILL
     before = [e for e in read(tmp_path / "s" / "log.jsonl") if isinstance(e, Reported)]
-    result = several(tmp_path).run(workers=2, progress=False)
+    result = several(tmp_path).run(workers=2, progress=False, sharing="solo")
     events = list(read(tmp_path / "s" / "log.jsonl"))
     reports = [e for e in events if isinstance(e, Reported)]
     assert reports[: len(before)] == before, "a report was lost"

@@ -61,7 +61,7 @@ class ScriptedExecutor(Executor):
     def wake(self):
         pass
 
-    def describe(self, configs):
+    def describe(self, configs, *, train):
         from penstock.bundle import Description
 
         return [Description() for _ in configs]
@@ -170,8 +170,8 @@ def test_a_deadline_counts_time_used_over_resumes(monkeypatch):
 def test_the_target_ends_the_study_and_running_trials_are_stopped(monkeypatch):
     def script(executor, bundle):
         if not bundle.placements:
-            trial, attempt = bundle.name.split()[1::2]
-            return [Stopped(int(trial), int(attempt), None)]
+            (p,) = next(b.placements for b in executor.placed if b.name == bundle.name)
+            return [Stopped(p.trial, p.attempt, None)]
         (p,) = bundle.placements
         return reports(p) if p.trial == 0 else [*reports(p, loss=0.01)]
 
@@ -211,7 +211,7 @@ def test_a_trial_that_failed_before_its_weights_were_saved_is_not_best():
             return super().loss(model, batch, config)
 
     settings = {"space": {"lr": ps.grid([0.9, 0.1])}, "algorithm": ps.Grid(budget=2), "trials": None}
-    result = study(Fades(), **settings).run(progress=False)
+    result = study(Fades(), **settings).run(progress=False, sharing="solo")
     assert [t.state for t in result.trials] == ["failed", "finished"]
     assert len(result.trials[0].curve) == 1
     assert result.best.number == 1
@@ -251,13 +251,13 @@ def test_paused_trials_keep_their_states():
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:100])])
 def test_a_state_that_is_gone_or_cut_short_is_trained_again(damage):
     space = {"lr": ps.loguniform(1e-3, 1)}
-    first = study(Blobs(), space=space, target=10.0).run(progress=False)  # reached by the first report
+    first = study(Blobs(), space=space, target=10.0).run(progress=False, sharing="solo")  # reached by the first report
     assert [len(t.curve) for t in first.trials] == [1, 0, 0, 0]
     (state,) = Path(".penstock/s/states").iterdir()
     damage(state)
-    second = study(Blobs(), space=space).run(progress=False)
+    second = study(Blobs(), space=space).run(progress=False, sharing="solo")
     assert [(e.attempt, e.state) for e in log() if isinstance(e, Placed) and e.trial == 0] == [(1, None), (2, None)]
-    whole = study(Blobs(), space=space, name="w").run(progress=False)
+    whole = study(Blobs(), space=space, name="w").run(progress=False, sharing="solo")
     assert [list(t.curve) for t in second.trials] == [list(t.curve) for t in whole.trials]
 
 
@@ -307,7 +307,7 @@ class Interrupts(Noisy):
 study = ps.Study(Interrupts(), {"lr": ps.loguniform(1e-3, 1)}, metric="loss", mode="min", name="s",
                  algorithm=ps.Random(budget=3), trials=4)
 if __name__ == "__main__":
-    result = study.run(progress=False)
+    result = study.run(progress=False, sharing="solo")
     print([list(t.curve) for t in result.trials])
 """
 

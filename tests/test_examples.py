@@ -39,9 +39,9 @@ def test_the_command_in_its_docstring_works(name: str) -> None:
     (command,) = [line.strip() for line in docstring(name).splitlines() if line.startswith("    ")]
     assert f"examples/{name}.py" in command
     shown = run(f"{command} {FEWER.get(name, '')}")
-    (study,) = json.loads(run("penstock list --json"))
-    assert study["ended"] == "done"
-    assert study["best"] is not None
+    studies = json.loads(run("penstock list --json"))
+    assert len(studies) == (2 if name == "fused" else 1)
+    assert all(study["ended"] == "done" and study["best"] is not None for study in studies)
     pages = [Path(line.removeprefix("wrote ")) for line in shown.splitlines() if line.startswith("wrote ")]
     assert len(pages) == (4 if name == "plots" else 0)
     assert all("plotly" in page.read_text() for page in pages)
@@ -61,6 +61,16 @@ def test_a_study_that_was_stopped_ends_as_one_that_was_not() -> None:
     run("penstock run examples/resume.py --dir whole")
     assert _curves(".penstock") == _curves("whole")
     assert "Went on, done" in run("python examples/resume.py")
+
+
+def test_a_study_finds_the_same_fused_as_solo() -> None:
+    solo, fused, agree = run("python examples/fused.py").splitlines()
+    assert solo.startswith("Solo: ")
+    assert fused.startswith("Fused: ")
+    assert solo.partition("Best: ")[2] == fused.partition("Best: ")[2] != ""
+    assert float(agree.split()[-1].rstrip(".")) < 1e-9  # invariant 2, in float64
+    modes = {name: json.loads(run(f"penstock show waves-{name} --json"))["modes"] for name in (1, 2)}
+    assert modes == {1: {"solo": 64}, 2: {"fused": 64}}
 
 
 def _curves(dir: str) -> list[tuple[int, object, object]]:

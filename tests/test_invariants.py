@@ -13,7 +13,9 @@ import penstock as ps
 from penstock.decisions import Decider, replay
 from penstock.events import Asked, Log, Placed, Reported, Saved, read
 from penstock.history import History
-from penstock.seeds import key, step_key
+from penstock.seeds import key
+from penstock.training.keyed import Keyed
+from penstock.training.masks import SoloKeys
 from tests.contracts.executors import alone
 from tests.tasks import Blobs, Fails, Noisy, blobs
 
@@ -55,9 +57,9 @@ def test_1_a_state_is_that_of_a_plain_pytorch_run():
     order = torch.randperm(90, generator=torch.Generator().manual_seed(key(0, "order", 2)))
     step = state["step"]
     for rows in order.split(16):
-        torch.manual_seed(step_key(key(0, "trial", trial.number), step))
         optimizer.zero_grad()
-        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        with Keyed(SoloKeys(key(0, "trial", trial.number), step)):
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
         optimizer.step()
         scheduler.step()
         step += 1
@@ -77,7 +79,7 @@ def test_2_a_curve_does_not_depend_on_company_or_on_moves():
 
 def test_2_a_trial_that_raises_or_diverges_costs_its_neighbours_no_bit():
     space = {**SPACE, "fail": ps.choice([False, True])}
-    result = study(Fails(), space=space, algorithm=ps.Random(budget=2)).run(progress=False)
+    result = study(Fails(), space=space, algorithm=ps.Random(budget=2)).run(progress=False, sharing="solo")
     assert {t.state for t in result.trials} == {"finished", "failed"}
     for trial, rows in zip(result.trials, curves(result), strict=True):
         if trial.state == "finished":
@@ -157,7 +159,7 @@ def test_5_a_placement_is_logged_before_it_takes_effect(monkeypatch):
 
 
 def test_5_between_reports_states_are_written_as_often_as_costs_little(monkeypatch):
-    monkeypatch.setattr("penstock.training.worker.SAVING", float("inf"))  # saving is free: save at every step
+    monkeypatch.setattr("penstock.training.bundles.SAVING", float("inf"))  # saving is free: save at every step
     study(Blobs(), algorithm=ps.Random(budget=2), trials=1).run(progress=False)
     events = list(read(Path(".penstock/s/log.jsonl")))
     assert [e.state.step for e in events if isinstance(e, Saved)] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
@@ -195,12 +197,12 @@ def test_9_trials_are_a_total_over_any_number_of_resumes():
 LEVELS = [
     ["cli", "loading"],
     ["study", "report", "result"],
-    ["engine", "decisions"],
+    ["engine", "decisions", "fusing"],
     ["algorithms", "scheduling"],
     ["executors"],
     ["training"],
     ["bundle", "history"],
-    ["task", "space", "domains", "trial", "events", "seeds", "errors"],
+    ["task", "space", "domains", "trial", "events", "profiles", "seeds", "errors"],
 ]
 
 

@@ -91,7 +91,7 @@ def test_bad_parts_are_refused_where_they_are_made(make, said):
     ("changes", "said"),
     [
         (dict(on="moon"), "on must be \"local\", got 'moon'"),
-        (dict(sharing="fused"), 'sharing must be "auto" or "solo", got \'fused\''),
+        (dict(sharing="packed"), 'sharing must be "auto", "solo" or "fused", got \'packed\''),
         (dict(scheduler="best"), "scheduler must be one of fifo, got 'best'"),
         (dict(workers=0), "workers must be a whole number above 0, got 0"),
     ],

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.errors import LogError as LogError
     from penstock.errors import Paused as Paused
     from penstock.errors import PenstockError as PenstockError
+    from penstock.errors import SoloWarning as SoloWarning
     from penstock.errors import SpaceError as SpaceError
     from penstock.errors import StudyError as StudyError
     from penstock.errors import TaskError as TaskError
@@ -46,7 +47,7 @@ _HOMES = {
     "penstock.algorithms.random": "Random",
     "penstock.algorithms.successive_halving": "SuccessiveHalving",
     "penstock.domains": "choice grid loguniform qloguniform quniform randint uniform",
-    "penstock.errors": "LogError Paused PenstockError SpaceError StudyError TaskError",
+    "penstock.errors": "LogError Paused PenstockError SoloWarning SpaceError StudyError TaskError",
     "penstock.result": "Result Trial",
     "penstock.study": "Study tune",
     "penstock.task": "Task",

@@ -9,7 +9,7 @@ from typing import Literal
 from penstock.task import AnyTask
 from penstock.trial import Config, Mode, Report, StateRef
 
-BundleMode = Literal["solo"]
+BundleMode = Literal["solo", "fused"]
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,19 @@ class Placement:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Trials placed together on the same devices; without placements, the order to stop."""
+    """Trials placed together on the same devices; without placements, the order to stop.
+
+    The trials of a fused bundle have one ``signature``. ``size`` is how many of them a step computes at once, or None
+    where the worker is to measure that; ``reason`` says where a size comes from.
+    """
 
     name: str
     devices: tuple[str, ...]
     placements: tuple[Placement, ...]
     mode: BundleMode = "solo"
+    signature: str = ""
+    size: int | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,10 +57,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Description:
-    """What one dry batch of a config told: the metrics it reports (None where only training tells) and its bytes."""
+    """What a config's trial is like.
+
+    ``metrics`` are the names it reports (None where only training tells) and ``bytes`` what its state takes, both from
+    a dry batch. Trials of one ``signature`` can be fused; without one the trial trains solo, and ``reason`` says why.
+    """
 
     metrics: tuple[str, ...] | None = None
     bytes: int | None = None
+    signature: str | None = None
+    reason: str = ""
+    batch_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -92,4 +106,20 @@ class Failed:
     died: bool = False
 
 
-WorkerEvent = Report | Saved | Finished | Stopped | Failed
+@dataclass(frozen=True)
+class Measured:
+    """What a worker found out about training a signature's trials together: which way, how many, and why.
+
+    ``seconds`` are those of one step of the whole bundle by its size, ``bytes`` its memory as first + second × size.
+    """
+
+    signature: str
+    device: str
+    way: str
+    size: int
+    seconds: dict[int, float]
+    bytes: tuple[int, int] | None
+    reason: str
+
+
+WorkerEvent = Report | Saved | Finished | Stopped | Failed | Measured

@@ -43,11 +43,24 @@ Workers = Annotated[int, typer.Option(min=1, help="1 trains in this process; mor
 AllowChanges = Annotated[bool, typer.Option("--allow-changes", help="Go on although task, space or algorithm changed.")]
 
 
+class Sharing(StrEnum):
+    """How trials share a device."""
+
+    auto = "auto"
+    solo = "solo"
+    fused = "fused"
+
+
 class Format(StrEnum):
     """What a log can be exported to."""
 
     csv = "csv"
     tensorboard = "tensorboard"
+
+
+HowShared = Annotated[
+    Sharing, typer.Option(help="solo: one trial a device. fused: many as one model. auto: what is measured to pay.")
+]
 
 
 def main() -> None:
@@ -81,6 +94,7 @@ def run(
     deadline: Deadline = None,
     target: Target = None,
     workers: Workers = 1,
+    sharing: HowShared = Sharing.auto,
     dir: Annotated[Path | None, typer.Option(help="The folder that holds the studies.")] = None,
     json: Json = False,
     allow_changes: AllowChanges = False,
@@ -90,7 +104,7 @@ def run(
     with _apart(json):
         with _refused(BAD_USAGE):
             study = load(file).replace(**{key: value for key, value in changes.items() if value is not None})
-        result = _run(study, workers, allow_changes, json)
+        result = _run(study, workers, sharing, allow_changes, json)
     _show_result(study, result, json)
 
 
@@ -102,6 +116,7 @@ def resume(
     deadline: Deadline = None,
     target: Target = None,
     workers: Workers = 1,
+    sharing: HowShared = Sharing.auto,
     json: Json = False,
     allow_changes: AllowChanges = False,
 ) -> None:
@@ -117,7 +132,7 @@ def resume(
     with _apart(json):
         with _refused(BAD_USAGE):
             study = load(origin(name, settings)).replace(name=name, dir=dir, seed=settings["seed"], **changes)
-        result = _run(study, workers, allow_changes, json)
+        result = _run(study, workers, sharing, allow_changes, json)
     _show_result(study, result, json)
 
 
@@ -144,6 +159,9 @@ def show(
 
     console = tables.console()
     console.print(tables.study_summary(facts))
+    if (measured := tables.measured(facts)) is not None:
+        console.print()
+        console.print(measured)
     if top:
         console.print()
         console.print(tables.best_trials(history, best, console))
@@ -254,9 +272,9 @@ def _apart(json: bool) -> Iterator[None]:
         os.close(stdout)
 
 
-def _run(study: Study, workers: int, allow_changes: bool, json: bool) -> Result:
+def _run(study: Study, workers: int, sharing: Sharing, allow_changes: bool, json: bool) -> Result:
     with _refused(FAILED):
-        return study.run(workers=workers, allow_changes=allow_changes, progress=not json)
+        return study.run(workers=workers, sharing=sharing.value, allow_changes=allow_changes, progress=not json)
 
 
 def _show_result(study: Study, result: Result, json: bool) -> None:

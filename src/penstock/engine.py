@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import events
-from penstock.bundle import Bundle, Failed, Finished, Placement, Saved, Stopped
+from penstock.bundle import Bundle, BundleMode, Failed, Finished, Measured, Placement, Saved, Stopped
 from penstock.decisions import Decider, told
 from penstock.errors import PenstockError, StudyError, TaskError
 from penstock.events import Event, Log
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
+from penstock.fusing import Fusing
 from penstock.history import History, TrialRecord
 from penstock.scheduling.base import Assignment, Demand, Scheduler, View
+from penstock.scheduling.grouping import Candidate, Running, group
 from penstock.trial import Config, Report, StateRef, Usage, score
 
 DRY = 3  # configs that are tried before the task is said to be at fault
@@ -38,10 +40,18 @@ class Limits:
 
 @dataclass
 class _Running:
-    assignment: Assignment
-    bundle: str
-    attempt: int
-    budget: int
+    bundle: _Bundle
+    placement: Placement
+
+
+@dataclass
+class _Bundle:
+    name: str
+    devices: tuple[str, ...]
+    mode: BundleMode
+    signature: str
+    size: int | None = None
+    reason: str = ""
 
 
 class Engine:
@@ -57,15 +67,19 @@ class Engine:
         *,
         states: Path,
         limits: Limits,
+        fusing: Fusing | None = None,
         watch: Callable[[History], None] | None = None,
     ) -> None:
         self.log, self.history, self.decider = log, history, decider
         self.executor, self.schedule, self.limits = executor, schedule, limits
-        self.states, self.watch = states, watch
+        self.states, self.fusing, self.watch = states, fusing, watch
         self.used = history.clock  # seconds, by earlier drivers
         self.interrupted = False
         self.waiting: dict[int, Demand] = {}
         self.running: dict[int, _Running] = {}
+        self.asked = 0  # how often a trial was queued
+        self.bundles = 0  # how many there have been
+        self.ending = False
         self.files: dict[int, set[str]] = {}  # the states on disk that are still needed
         self.needless: set[str] = set()
         self.successors: set[str] = set()  # the states that took their place
@@ -133,32 +147,84 @@ class Engine:
     def _place(self) -> None:
         if not self.waiting:
             return
+        if self.fusing is not None:
+            self._place_fused(self.fusing)
+            return
         devices = self.executor.devices()
         if len(self.running) >= len(devices):
             return
-        view = View(devices, [one.assignment for one in self.running.values()])
+        view = View(devices, [Assignment(trial, one.bundle.devices) for trial, one in self.running.items()])
         for assignment in self.schedule(view, self.waiting.values(), None):
-            record = self.history.trials[assignment.trial]
-            del self.waiting[assignment.trial]
+            self._start(self._bundle(assignment.devices, "solo"), (assignment.trial,))
+
+    def _place_fused(self, fusing: Fusing) -> None:
+        """Trials of one signature share a device, in bundles as large as was measured to pay."""
+        there = {one.bundle.name: one.bundle for one in self.running.values()}
+        running = [Running(b.name, b.devices[0], b.signature or None, self._count(b)) for b in there.values()]
+        devices = [device.name for device in self.executor.devices()]
+        if len(there) >= len(devices) and not any(self._open(bundle, fusing) for bundle in there.values()):
+            return
+        fusing.describe([self.history.trials[trial] for trial in self.waiting])
+        for reason in fusing.refusals():
+            self._log(events.Measured("", "", "solo", 1, {}, None, reason, self.clock()))
+        waiting = [self._candidate(demand, fusing) for demand in self.waiting.values()]
+        for gathering in group(devices, running, waiting, fusing.limit):
+            if gathering.bundle is not None:
+                self._start(there[gathering.bundle], gathering.trials)
+                continue
+            signature = gathering.signature or ""
+            size = fusing.size(signature, gathering.device) if signature else 1
+            fused = len(gathering.trials) > 1 if size is None else size > 1  # a lone trial shows nothing about fusing
+            bundle = self._bundle((gathering.device,), "fused" if fused else "solo", signature if fused else "")
+            bundle.size, bundle.reason = size, fusing.reason(signature, gathering.device) if fused else ""
+            self._start(bundle, gathering.trials)
+
+    def _candidate(self, demand: Demand, fusing: Fusing) -> Candidate:
+        record, description = self.history.trials[demand.trial], fusing.of(demand.trial)
+        state = record.state or record.start
+        position = (0, 0) if state is None else (state.unit, state.step)
+        return Candidate(demand.trial, description.signature, position, description.batch_size, demand.asked)
+
+    def _open(self, bundle: _Bundle, fusing: Fusing) -> bool:
+        room = fusing.limit(bundle.signature, bundle.devices[0]) if bundle.signature else 1
+        return bundle.mode == "fused" and self._count(bundle) < room
+
+    def _count(self, bundle: _Bundle) -> int:
+        return sum(one.bundle is bundle for one in self.running.values())
+
+    def _bundle(self, devices: tuple[str, ...], mode: BundleMode, signature: str = "") -> _Bundle:
+        self.bundles += 1
+        return _Bundle(f"bundle {self.bundles}", devices, mode, signature)
+
+    def _start(self, bundle: _Bundle, trials: tuple[int, ...]) -> None:
+        """Log that trials enter a bundle, and declare it."""
+        for trial in trials:
+            del self.waiting[trial]
+            record = self.history.trials[trial]
             state, attempt = record.state or record.start, record.attempt + 1
             if state is not None and not self._intact(state):
                 if record.copied_at >= 0:
                     error = (
                         f"Its state {state.file} is gone, and it had taken over another trial's: it cannot begin again."
                     )
-                    self._log(events.Failed(record.number, record.attempt, error, True, self.clock()))
+                    self._log(events.Failed(trial, record.attempt, error, True, self.clock()))
                     continue
                 state = None  # it begins again and repeats exactly; what it reports again is not logged twice
-            name = f"trial {record.number} attempt {attempt}"
-            self._log(events.Placed(record.number, attempt, assignment.devices, "solo", state, self.clock()))
-            self.running[record.number] = _Running(assignment, name, attempt, record.granted)
+            self._log(events.Placed(trial, attempt, bundle.devices, bundle.mode, state, self.clock()))
             inherited = state is not None and state == record.start
-            placement = Placement(record.number, attempt, record.config, record.granted, state, inherited)
-            self.executor.place(Bundle(name, assignment.devices, (placement,)))
+            placement = Placement(trial, attempt, record.config, record.granted, state, inherited)
+            self.running[trial] = _Running(bundle, placement)
+        self._declare(bundle)
+
+    def _declare(self, bundle: _Bundle, most: int | None = None) -> None:
+        placements = [one.placement for one in self.running.values() if one.bundle is bundle][:most]
+        if placements or most == 0:
+            self.executor.place(Bundle(placements=tuple(placements), **vars(bundle)))
 
     def _stop_all(self, reason: str) -> None:
-        for one in self.running.values():
-            self.executor.place(Bundle(one.bundle, one.assignment.devices, ()))
+        self.ending = True
+        for bundle in {one.bundle.name: one.bundle for one in self.running.values()}.values():
+            self._declare(bundle, 0)
         end = self.executor.now() + GRACE
         while self.running:
             left = end - self.executor.now() if reason == "deadline" else None
@@ -172,8 +238,11 @@ class Engine:
     def _take(self, event: ExecutorEvent) -> None:
         if isinstance(event, DeviceAdded | DeviceLost):
             return  # the next placement asks the executor what devices there are
+        if isinstance(event, Measured):
+            self._measured(event)
+            return
         one = self.running.get(event.trial)
-        if one is None or one.attempt != event.attempt:
+        if one is None or one.placement.attempt != event.attempt:
             return  # an older attempt: discarded, so that nothing is reported twice
         record = self.history.trials[event.trial]
         if isinstance(event, Report):
@@ -182,14 +251,28 @@ class Engine:
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
         elif isinstance(event, Finished):
             del self.running[event.trial]
-            self._finish(record, one.budget)
+            self._finish(record, one.placement.budget)
         elif isinstance(event, Stopped):
             del self.running[event.trial]
-            if event.state is not None and event.state != record.state:
+            if event.state is not None and event.state not in (record.state, record.start):
                 self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
+            if not self.ending:  # its bundle was too large
+                self._queue(record)
         else:
             del self.running[event.trial]
             self._fail(record, event)
+
+    def _measured(self, event: Measured) -> None:
+        """A worker knows how many trials of a signature to train together: bundles that are larger shrink."""
+        assert self.fusing is not None
+        self._log(events.Measured(**vars(event), clock=self.clock()))
+        there = {one.bundle.name: one.bundle for one in self.running.values()}
+        ours = [bundle for bundle in there.values() if bundle.signature == event.signature]
+        for bundle in ours:
+            self.fusing.take(event, bundle.devices[0])
+            bundle.size = event.size
+            if self._count(bundle) > event.size:
+                self._declare(bundle, event.size if event.size > 1 else 0)
 
     def _report(self, record: TrialRecord, report: Report) -> None:
         metric = self.history.metric
@@ -253,7 +336,9 @@ class Engine:
     def _queue(self, record: TrialRecord) -> None:
         if record.number in self.running:
             return  # it is queued when it has left its bundle
-        self.waiting[record.number] = Demand(record.number, record.group, record.granted - record.reported)
+        self.asked += 1
+        units = record.granted - record.reported
+        self.waiting[record.number] = Demand(record.number, record.group, units, self.asked)
 
     def _target_reached(self) -> bool:
         best, target = self.history.best, self.limits.target
@@ -266,7 +351,7 @@ class Engine:
         errors: list[Exception] = []
         for config in configs:
             try:
-                (description,) = self.executor.describe([config])
+                (description,) = self.executor.describe([config], train=True)
             except PenstockError:
                 raise
             except Exception as error:

@@ -27,6 +27,10 @@ class LogError(PenstockError):
     """The event log cannot be read or written."""
 
 
+class SoloWarning(UserWarning):
+    """Trials train solo that could not be fused, and the reason."""
+
+
 class Paused(BaseException):
     """Raised by ``trial.report`` in a function task when the engine wants the device; let it pass through.
 

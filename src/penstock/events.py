@@ -65,6 +65,23 @@ class Placed:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What was found out about training a signature's trials together: which way, how many at once, and why.
+
+    ``seconds`` are those of one step of the whole bundle by its size, ``bytes`` its memory as first + second × size.
+    """
+
+    signature: str
+    device: str
+    way: str
+    size: int
+    seconds: dict[int, float]
+    bytes: tuple[int, int] | None
+    reason: str
+    clock: float
+
+
+@dataclass(frozen=True)
 class Reported:
     """A trial reported metrics; ``state`` where one was saved at that unit."""
 
@@ -113,9 +130,10 @@ class Ended:
     clock: float
 
 
-Event = Opened | Asked | Wrote | Placed | Reported | Saved | Failed | Dropped | Ended
+Event = Opened | Asked | Wrote | Placed | Measured | Reported | Saved | Failed | Dropped | Ended
 _KINDS: dict[str, type] = {
-    kind.__name__.lower(): kind for kind in (Opened, Asked, Wrote, Placed, Reported, Saved, Failed, Dropped, Ended)
+    kind.__name__.lower(): kind
+    for kind in (Opened, Asked, Wrote, Placed, Measured, Reported, Saved, Failed, Dropped, Ended)
 }
 
 
@@ -156,7 +174,9 @@ def decode(line: str, number: int) -> Event:
         body["state"] = StateRef(**body["state"])
     if "usage" in body:
         body["usage"] = Usage(**body["usage"])
-    for name in ("devices", "trials", "start_from"):
+    if "seconds" in body:
+        body["seconds"] = {int(size): seconds for size, seconds in body["seconds"].items()}
+    for name in ("devices", "trials", "start_from", "bytes"):
         if body.get(name) is not None:
             body[name] = tuple(body[name])
     event: Event = kind(**body)

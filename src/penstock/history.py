@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.events import Asked, Dropped, Ended, Event, Failed, Opened, Placed, Reported, Saved
+from penstock.events import Asked, Dropped, Ended, Event, Failed, Measured, Opened, Placed, Reported, Saved
 from penstock.trial import Config, Metrics, Mode, StartFrom, StateRef, Status, score
 
 
@@ -75,6 +75,8 @@ class History:
         self.best: TrialRecord | None = None
         self.settled: TrialRecord | None = None  # the best that can no longer diverge, should the best one do so
         self.ended: str | None = None
+        self.mode_of: dict[int, str] = {}  # the mode that each trial was last placed in
+        self.measured: dict[str, Measured] = {}  # what was found out about fusing, by signature
         self.donors: Counter[str] = Counter()  # files that a trial still waits to begin from
 
     @classmethod
@@ -107,6 +109,9 @@ class History:
             record = self.trials[event.trial]
             record.attempt = event.attempt
             self._mark(record, "running")
+            self.mode_of[event.trial] = event.mode
+        elif isinstance(event, Measured):
+            self.measured[event.signature or event.reason] = event
         elif isinstance(event, Reported):
             self._reported(event)
         elif isinstance(event, Saved):

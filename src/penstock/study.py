@@ -22,12 +22,14 @@ from penstock.engine import Engine, Limits
 from penstock.errors import SpaceError, StudyError
 from penstock.events import Asked, Log, Opened, plain
 from penstock.executors.base import Executor
+from penstock.fusing import Fusing
 from penstock.history import History
+from penstock.profiles import Profiles
 from penstock.result import Result
 from penstock.scheduling.base import Scheduler
 from penstock.scheduling.fifo import fifo
 from penstock.space import Space
-from penstock.task import as_task, fingerprint, task_name
+from penstock.task import FunctionTask, as_task, fingerprint, task_name
 from penstock.trial import Mode
 
 if TYPE_CHECKING:
@@ -161,7 +163,8 @@ class Study:
 
         Args:
             on: where: "local".
-            sharing: how trials share a device: "solo"; "auto" takes what pays.
+            sharing: how trials share a device: "solo", "fused" (as one model, in bundles as large as can be), or
+                "auto", which measures what pays.
             scheduler: who gets which device: "fifo".
             workers: 1 trains in this process; more are processes with one device each.
             allow_changes: go on although the task, the space or the algorithm changed since the log was written.
@@ -188,6 +191,7 @@ class Study:
                     schedule,
                     states=log.dir / "states",
                     limits=limits,
+                    fusing=self._fusing(executor, sharing, log.dir),
                 )
                 with self._progress(progress) as engine.watch, _signals(engine.interrupt):
                     reason = engine.run(Opened(settings, history.clock), pending)
@@ -256,6 +260,12 @@ class Study:
 
         return ProcessExecutor(job, workers)
 
+    def _fusing(self, executor: Executor, sharing: str, dir: Path) -> Fusing | None:
+        if sharing == "solo" or isinstance(self.task, FunctionTask):
+            return None
+        profiles = Profiles.open(dir.parent / "profiles.jsonl")
+        return Fusing(executor, profiles, fingerprint(self.task), forced=sharing == "fused")
+
     @contextmanager
     def _progress(self, wanted: bool | None) -> Iterator[Callable[[History], None] | None]:
         if not (sys.stderr.isatty() if wanted is None else wanted):
@@ -272,9 +282,15 @@ class Study:
 
 
 def tune(
-    task: object, space: Mapping[str, Any] | Callable[..., Any], *, on: str = "local", workers: int = 1, **settings: Any
+    task: object,
+    space: Mapping[str, Any] | Callable[..., Any],
+    *,
+    on: str = "local",
+    sharing: str = "auto",
+    workers: int = 1,
+    **settings: Any,
 ) -> Result:
-    """``Study(task, space, ...).run(on=..., workers=...)`` in one call.
+    """``Study(task, space, ...).run(on=..., sharing=..., workers=...)`` in one call.
 
     >>> import penstock as ps
     >>> def train(trial):
@@ -283,7 +299,7 @@ def tune(
     >>> len(ps.tune(train, space, metric="loss", mode="min", algorithm=algorithm, trials=9).trials)
     9
     """
-    return Study(task, space, **settings).run(on, workers=workers)
+    return Study(task, space, **settings).run(on, sharing=sharing, workers=workers)
 
 
 def seconds(time: float | str | None) -> float | None:
@@ -308,8 +324,8 @@ def seconds(time: float | str | None) -> float | None:
 def _check_run(on: str, sharing: str, scheduler: str, workers: int) -> Scheduler:
     if on != "local":
         raise StudyError(f'on must be "local", got {on!r}.')
-    if sharing not in ("auto", "solo"):
-        raise StudyError(f'sharing must be "auto" or "solo", got {sharing!r}.')
+    if sharing not in ("auto", "solo", "fused"):
+        raise StudyError(f'sharing must be "auto", "solo" or "fused", got {sharing!r}.')
     if scheduler not in SCHEDULERS:
         raise StudyError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {scheduler!r}.")
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:

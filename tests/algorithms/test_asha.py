@@ -180,7 +180,7 @@ def test_the_last_rung_is_max_budget() -> None:
 
 
 def test_brackets_share_the_trials_as_hyperbands_do() -> None:
-    game = Play(ASHA(max_budget=81, brackets=5), FakeSearch(trials=286)).finish()
+    game = Play(ASHA(max_budget=81, brackets=5, concurrency=8), FakeSearch(trials=286)).finish()
     drawn = Counter((name, m.budget) for name, m in game.asked if m.start_from is None)
     assert drawn == {
         ("bracket 0 rung 0", 1): 162,
@@ -253,3 +253,12 @@ def test_trials_are_needed() -> None:
 def test_settings_that_cannot_run_are_refused(settings: dict) -> None:
     with pytest.raises(StudyError, match="must be"):
         ASHA(**settings)
+
+
+@pytest.mark.parametrize(("learns", "under_way"), [(False, 64), (True, 8)])
+def test_without_a_concurrency_it_fills_a_bundle_unless_draws_learn_from_results(learns: bool, under_way: int) -> None:
+    search = FakeSearch(trials=100)
+    search.learns = learns
+    algorithm = ASHA(max_budget=9)
+    algorithm.begin(search)
+    assert sum(len(group.members) for group in algorithm.ask()) == under_way

@@ -132,7 +132,7 @@ class ExecutorContract:
         self.until_left(executor)
 
     def test_a_dry_batch_describes_a_config_and_changes_nothing(self, executor):
-        (description,) = executor.describe([CONFIG])
+        (description,) = executor.describe([CONFIG], train=True)
         assert description.metrics == ("loss", "accuracy")
         assert description.bytes > 0
         self.place(executor, Placement(4, next(attempts), CONFIG, 2))
@@ -140,7 +140,7 @@ class ExecutorContract:
 
     def test_a_task_that_cannot_train_is_refused_by_its_dry_batch(self, executor):
         with pytest.raises(ps.TaskError, match="above its 90 training samples"):
-            executor.describe([{"lr": 0.1, "batch_size": 1000}])
+            executor.describe([{"lr": 0.1, "batch_size": 1000}], train=True)
 
     def test_the_clock_goes_forward(self, executor):
         before = executor.now()

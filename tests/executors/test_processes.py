@@ -62,7 +62,7 @@ from penstock.bundle import Bundle, Job, Placement
 from penstock.executors.processes import ProcessExecutor
 from tests.tasks import Blobs
 executor = ProcessExecutor(Job(Blobs(), 0, "loss", "min", Path(sys.argv[1])), 1)
-executor.describe([{"lr": 0.1}])
+executor.describe([{"lr": 0.1}], train=True)
 if sys.argv[2] == "busy":
     executor.place(Bundle("a", ("cpu:0",), (Placement(0, 1, {"lr": 0.1}, 10**6),)))
     executor.wait()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.domains import choice, loguniform
-from penstock.events import Asked, Dropped, Ended, Event, Failed, Log, Opened, Placed, Reported, plain
+from penstock.events import Asked, Dropped, Ended, Event, Failed, Log, Measured, Opened, Placed, Reported, plain
 from penstock.history import History
 from penstock.space import Space
 from penstock.trial import StateRef, Usage
@@ -56,6 +56,17 @@ def story(**settings: Any) -> Iterator[Event]:
     yield Placed(1, 2, ("cpu",), "solo", None, 3.25)
     yield reported(1, 2, 3.5, accuracy=nan, loss=nan)
     yield Failed(2, 1, 'Traceback:\n  File "x.py"\nValueError: too, "large" [bold]', True, 4.0)
+
+
+def fused(size: int = 4) -> Iterator[Event]:
+    """Trials 0 to 3 run: two of a signature that pays to be fused, one of another that does not, one without."""
+    yield Opened(SETTINGS)
+    for trial in range(4):
+        yield Asked(trial, {"lr": 0.1}, 3, "rung 0")
+    for trial in range(4):
+        yield Placed(trial, 1, ("cpu",), "fused" if trial < 2 else "solo", None, 0.5)
+    yield Measured("a" * 24, "cpu", "native", size, {1: 0.5, 2: 0.6}, (100, 10), "2 trials together pay", 1.0)
+    yield Measured("b" * 24, "cpu", "solo", 1, {}, None, "native: item at [x].py:3: it depends on one trial", 1.5)
 
 
 def ended(reason: str = "done", clock: float = 5.0, **settings: Any) -> Iterator[Event]:

@@ -8,12 +8,12 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from penstock.events import Asked, Ended, Opened
+from penstock.events import Asked, Ended, Opened, Placed
 from penstock.history import History
 from penstock.report import progress as module
 from penstock.report.progress import Progress, stage_units
 from penstock.trial import Stage
-from tests.report.studies import SETTINGS, history, reported
+from tests.report.studies import SETTINGS, fused, history, reported
 
 
 class Clock:
@@ -180,6 +180,26 @@ def test_units_are_the_bar_where_the_stages_are_known(clock: Clock) -> None:
             progress(history())
         filled.append(last_block(console)[1].count("━"))
     assert filled == [filled[0], filled[0] // 2, filled[0] // 4]
+
+
+@pytest.mark.parametrize(("size", "together"), [(4, ", up to 4 together"), (512, ", up to 5 together"), (1, "")])
+def test_how_many_of_those_that_run_are_fused_is_said_beside_the_counts(clock: Clock, size: int, together: str) -> None:
+    past, console, lines = History.of(fused(size)), terminal(), plain()
+    for one in (console, lines):
+        with Progress(5, console=one) as progress:
+            progress(past)
+    assert last_block(console)[3] == f"trials   4 running  2 of 4 fused{together}"
+    assert f"0/5 trials · 2 of 4 fused{together} · 0 units" in text(lines)
+
+
+def test_once_none_runs_all_trials_tell_how_they_ran(clock: Clock) -> None:
+    past, console = History.of(fused()), terminal()
+    for trial in range(4):
+        past.apply(Placed(trial, 2, ("cpu",), "fused", None, 2.0))
+    past.apply(Ended("done", 3.0))
+    with Progress(5, console=console) as progress:
+        progress(past)
+    assert last_block(console)[3] == "trials   4 paused  fused, up to 4 together"
 
 
 def test_the_deadline_bounds_what_is_left(clock: Clock) -> None:

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from penstock.errors import LogError, StudyError
-from penstock.events import Opened
+from penstock.events import Measured, Opened
 from penstock.history import History
 from penstock.report import summary, tables
-from tests.report.studies import SETTINGS, ended, history, story, write
+from tests.report.studies import SETTINGS, ended, fused, history, story, write
 
 
 def shown(renderable: object, width: int = 120) -> str:
@@ -45,6 +45,29 @@ def test_facts_of_a_study(tmp_path: Path) -> None:
     text = shown(tables.study_summary(facts))
     for said in ("digits-1", "1.5 kB on disk", "accuracy 0.875 (trial 0)", "target", "3 paused", "7 units", "of 5"):
         assert said in text
+
+
+def test_modes_and_what_was_measured() -> None:
+    facts = summary.study_facts(Path("x"), History.of(fused()))
+    assert facts["modes"] == {"fused": 2, "solo": 2}
+    assert [(one["way"], one["size"]) for one in facts["measured"]] == [("native", 4), ("solo", 1)]
+    assert json.loads(summary.to_json(facts))["measured"][0]["seconds"] == {"1": 0.5, "2": 0.6}
+    assert "2 fused  2 solo" in shown(tables.study_summary(facts))
+    head, _, *rows = shown(tables.measured(facts)).splitlines()
+    assert head.split() == ["signature", "way", "at", "most", "because"]
+    assert rows[0].split() == ["aaaaaaaa", "native", "4", "2", "trials", "together", "pay"]
+    assert "item at [x].py:3" in rows[1]
+    alone = summary.study_facts(Path("x"), history())
+    assert (alone["measured"], tables.measured(alone)) == ([], None)
+
+
+def test_of_many_signatures_the_first_are_shown() -> None:
+    past = History.of(fused())
+    for number in range(30):
+        past.apply(Measured(f"{number:024}", "cpu", "native", 8, {}, None, "pays", 2.0))
+    text = shown(tables.measured(summary.study_facts(Path("x"), past)))
+    assert len(text.splitlines()) == 2 + tables.MEASURED + 1
+    assert "and 22 more: see --json" in text
 
 
 def test_what_is_not_finite_is_null_in_json() -> None:

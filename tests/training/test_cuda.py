@@ -1,19 +1,23 @@
 """What only a CUDA device shows: where tensors live, mixed precision with a scaler, and going on from a state."""
 
+import warnings
+
 import pytest
 import torch
+from torch import nn
 
 import penstock as ps
 from penstock.events import Reported, read
+from penstock.training.speeding import Speeding
 from tests.tasks import Blobs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SPACE = {"lr": ps.loguniform(1e-3, 1)}
 
 
-def run(task, algorithm, trials=4, **settings):
+def run(task, algorithm, trials=4, sharing="solo", **settings):
     study = ps.Study(task, SPACE, metric="loss", mode="min", algorithm=algorithm, trials=trials, **settings)
-    return study.run(progress=False)
+    return study.run(progress=False, sharing=sharing)
 
 
 def curves(result):
@@ -64,3 +68,49 @@ def test_more_workers_than_devices_are_refused():
     study = ps.Study(Blobs(), SPACE, metric="loss", mode="min", algorithm=ps.Random(budget=1), trials=1)
     with pytest.raises(ps.StudyError, match=r"workers=99 needs as many devices, and this machine has \d+"):
         study.run(workers=99, progress=False)
+
+
+class Net(ps.Task):
+    """Convolutions, normalization, dropout and attention, in float64."""
+
+    batch_size, eval_batch_size = 16, 16
+
+    def data(self, config):
+        generator = torch.Generator().manual_seed(0)
+        x, y = torch.randn(40, 3, 8, 8, generator=generator).double(), torch.randint(3, (40,), generator=generator)
+        return (x[:32], y[:32]), (x[32:], y[32:])
+
+    def model(self, config):
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 32, 3, 2, 1), nn.ReLU(),
+            nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 8, 1), nn.MaxPool2d(2), nn.Flatten(2),
+            nn.TransformerEncoderLayer(4, 2, 8, dropout=config["dropout"], batch_first=True), nn.Flatten(),
+            nn.Dropout(config["dropout"]), nn.Linear(32, 3),
+        ).double()  # fmt: skip
+
+    def optimizer(self, params, config):
+        return torch.optim.AdamW(params, lr=config["lr"])
+
+    def loss(self, model, batch, config):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+FUSED = {"lr": ps.loguniform(1e-4, 1e-2), "dropout": ps.uniform(0, 0.5)}
+
+
+@pytest.mark.parametrize("faster", [None, "captured", "compiled"])
+def test_fused_trials_learn_as_they_do_alone(faster, monkeypatch):
+    consider = Speeding.consider
+
+    def wish(self, certain, pace):
+        consider(self, certain, pace)
+        self.wanted = faster
+
+    monkeypatch.setattr(Speeding, "consider", wish)
+    study = ps.Study(Net(), FUSED, metric="loss", mode="min", algorithm=ps.Random(budget=4), trials=5, name="solo")
+    alone = study.run(progress=False, sharing="solo")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ps.SoloWarning)
+        fused = study.replace(name="fused").run(progress=False, sharing="fused")
+    for one, other in zip(curves(alone), curves(fused), strict=True):
+        assert one == pytest.approx(other, rel=1e-7)

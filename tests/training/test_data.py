@@ -91,10 +91,11 @@ def test_a_tensor_dataset_is_read_as_its_tensors():
 
 def test_a_dataset_gives_every_sample_once_in_the_order_of_the_epoch():
     x, y = blobs()
-    rows = source(Rows(x, y))
+    read = Rows(x, y)
+    rows = source(read)
     assert isinstance(rows, DatasetSource)
     list(rows.batches(1, 0, 50))
-    assert rows.loader.dataset.dataset.asked == rows.order(1).tolist()
+    assert read.asked == rows.order(1).tolist()
 
 
 def test_augmentation_belongs_to_the_stream_and_not_to_the_batch_size():

@@ -10,12 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import penstock as ps
 from penstock.seeds import key, step_key
 from penstock.training.checkpoint import load, save
 from penstock.training.data import DataCache
 from penstock.training.loop import Training
+from penstock.training.masks import base, halves, keep
 from tests.tasks import Augmented, Blobs, Noisy, blobs
 
 CPU = torch.device("cpu")
@@ -55,7 +57,7 @@ def same(a, b):
 def test_equals_the_same_loop_written_by_hand():
     x, y = blobs()
     torch.manual_seed(key(5, "weights", 3))
-    model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 2))
+    model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Identity(), nn.Linear(12, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     step, rows = 0, []
@@ -63,9 +65,10 @@ def test_equals_the_same_loop_written_by_hand():
         order = torch.randperm(90, generator=torch.Generator().manual_seed(key(5, "order", epoch)))
         model.train()
         for rows_of_batch in order.split(16):
-            torch.manual_seed(step_key(key(5, "trial", 3), step))
             optimizer.zero_grad()
-            F.cross_entropy(model(x[rows_of_batch]), y[rows_of_batch]).backward()
+            hidden = model[:3](x[rows_of_batch])
+            kept = keep(base(hidden.shape, CPU), *halves(step_key(key(5, "trial", 3), step)), 0, 0.3)
+            F.cross_entropy(model[4](hidden * (kept * (1 / 0.7))), y[rows_of_batch]).backward()
             optimizer.step()
             scheduler.step()
             step += 1
@@ -153,6 +156,113 @@ def test_dropout_is_keyed_by_trial_and_step():
     curve(run, 2)
     curve(again, 2)
     assert same(masks[6:], masks_again)
+
+
+class Watched(Blobs):
+    """Functional dropout in loss and metrics, whose masks it keeps."""
+
+    def model(self, config):
+        return nn.Linear(6, 2)
+
+    def loss(self, model, batch, config):
+        self.drawn = [*getattr(self, "drawn", []), F.dropout(torch.ones(50), 0.5)]
+        return super().loss(model, batch, config)
+
+    def metrics(self, model, batch, config):
+        self.measured = [*getattr(self, "measured", []), F.dropout(torch.ones(50), 0.5)]
+        return super().metrics(model, batch, config)
+
+
+def by_hand(seed, step, call=0):
+    return keep(base((50,), CPU), *halves(step_key(seed, step)), call, 0.5) * 2.0
+
+
+def test_functional_dropout_is_keyed_too_in_a_stream_of_its_own_for_metrics():
+    run = training(task := Watched())
+    curve(run, 2)
+    seed = key(5, "trial", 3)
+    assert same(task.drawn, [by_hand(seed, step) for step in range(12)])
+    batches = 5  # 30 rows in batches of 7
+    assert same(task.measured, [by_hand(seed ^ 1, step, call) for step in (6, 12) for call in range(batches)])
+    assert run.randomness.used
+    assert run.eval_randomness.used
+
+
+def test_every_evaluation_of_a_closure_draws_the_same():
+    class Quasi(Watched):
+        batch_size = 90
+
+        def optimizer(self, params, config):
+            return torch.optim.LBFGS(params, max_iter=4)
+
+        def scheduler(self, optimizer, config):
+            return None
+
+    run = training(task := Quasi())
+    take(run, 2)
+    drawn = torch.stack(task.drawn)
+    assert len(drawn) > 4
+    assert len(drawn.unique(dim=0)) == 2  # one of each step
+
+
+def test_what_the_forward_drew_is_there_to_be_read():
+    class Rand(Blobs):
+        def loss(self, model, batch, config):
+            return super().loss(model, batch, config) * (1 + 0.1 * torch.rand(()))
+
+    run = training(Blobs())
+    take(run, 3)
+    assert (run.randomness.used, run.randomness.unkeyed, run.randomness.needed) == (True, [], False)
+    run = training(Rand())
+    assert run.randomness.unkeyed == []
+    rows = curve(run, 2)
+    assert (run.randomness.used, run.randomness.unkeyed) == (True, ["rand"])
+    assert run.eval_randomness.unkeyed == []
+    assert curve(training(Rand()), 2) == rows
+
+
+def test_random_samples_of_a_dataset_are_no_draws_of_the_metrics():
+    run = training(Augmented())
+    curve(run, 1)
+    assert run.randomness.unkeyed == []
+    assert run.eval_randomness.unkeyed == []
+
+
+class Whole(Blobs):
+    def model(self, config):  # without BatchNorm, whose running statistics a recomputed forward moves twice
+        return nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.2), nn.Tanh(), nn.Dropout(0.3), nn.Linear(12, 2))
+
+
+class Recomputed(Whole):
+    def loss(self, model, batch, config):
+        x, y = batch
+        return F.cross_entropy(model[4](checkpoint(model[:4], x, use_reentrant=False)), y)
+
+
+def test_activation_checkpointing_changes_nothing():
+    run, whole = training(Recomputed()), training(Whole())
+    assert curve(run, 2) == curve(whole, 2)
+    assert (run.randomness.recomputed, whole.randomness.recomputed) == (True, False)
+
+
+class Attends(Blobs):
+    """Attention with dropout, whose forward differs a little under a mode in evaluation."""
+
+    def model(self, config):
+        encoder = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.2, batch_first=True)
+        return nn.Sequential(nn.Unflatten(1, (1, 6)), encoder, nn.Flatten(), nn.Dropout1d(0.1), nn.Linear(6, 2))
+
+
+def test_a_transformer_is_keyed_and_goes_on_with_the_same_bits():
+    run = training(Attends())
+    rows = curve(run, 3)
+    assert (run.randomness.unkeyed, run.randomness.needed, run.eval_randomness.needed) == ([], True, True)
+    first = training(Attends())
+    before = take(first, 9)
+    second = training(Attends())
+    second.restore(first.state(), inherited=False)
+    torch.rand(100)
+    assert before + curve(second, 3) == rows
 
 
 def test_batch_size_comes_from_the_config_before_the_task():

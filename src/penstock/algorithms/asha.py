@@ -50,16 +50,22 @@ class ASHA(Rungs):
     """Asynchronous successive halving (Li et al., 2020): whoever is in its rung's top 1/``reduction`` goes on at once.
 
     A promotion is never undone. Where nobody can be promoted, a new configuration starts, until the study's ``trials``
-    are drawn. ``concurrency`` trials are under way at a time whatever the number of devices, because more of them find
-    the same answer at a higher cost (Fluid §2.2, §6.2.2). With several ``brackets``, bracket s starts at r·ηˢ units
-    and they share the trials as Hyperband's brackets do.
+    are drawn. ``concurrency`` trials are under way at a time whatever the number of devices. Left out, it is 64, enough
+    to fill a fused bundle, or 8 with a sampler, so that a draw can know the results before it. With several
+    ``brackets``, bracket s starts at r·ηˢ units and they share the trials as Hyperband's brackets do.
 
     >>> ASHA(max_budget=27)
-    ASHA(max_budget=27, min_budget=1, reduction=3, concurrency=8, brackets=1)
+    ASHA(max_budget=27, min_budget=1, reduction=3, concurrency=None, brackets=1)
     """
 
     def __init__(
-        self, *, max_budget: int, min_budget: int = 1, reduction: int = 3, concurrency: int = 8, brackets: int = 1
+        self,
+        *,
+        max_budget: int,
+        min_budget: int = 1,
+        reduction: int = 3,
+        concurrency: int | None = None,
+        brackets: int = 1,
     ) -> None:
         super().__init__(max_budget, min_budget, reduction, concurrency)
         check_count("brackets", brackets)
@@ -85,7 +91,7 @@ class ASHA(Rungs):
     def ask(self) -> list[TrialGroup]:
         trials = needed_trials(self, self.search)
         wanted: dict[Rung, list[int | None]] = {}  # None is a new trial: it gets its number in the order of the groups
-        for _ in range(self.concurrency - len(self._granted)):
+        for _ in range(self._most() - len(self._granted)):
             for rung in self._promoting:
                 if (number := rung.promote(self.reduction)) is not None:
                     assert rung.above is not None

@@ -14,6 +14,9 @@ from penstock.trial import Config, Member, Report, Stage, StartFrom, TrialGroup
 if TYPE_CHECKING:
     from penstock.algorithms.sampling import Search
 
+CONCURRENCY = 8  # trials under way, where draws learn from results
+UNLEARNED = 64  # where they do not
+
 
 class Bracket:
     """One run of successive halving: n₀ trials to r₀ units, the best n₁ of them to r₁, and so on.
@@ -69,17 +72,24 @@ class Bracket:
 class Rungs(Granting):
     """What all algorithms with rungs share: their settings, and the configuration of each trial."""
 
-    def __init__(self, max_budget: int, min_budget: int, reduction: int, concurrency: int) -> None:
+    def __init__(self, max_budget: int, min_budget: int, reduction: int, concurrency: int | None) -> None:
         check_count("max_budget", max_budget)
         check_count("min_budget", min_budget)
         check_count("reduction", reduction, least=2)
-        check_count("concurrency", concurrency)
+        if concurrency is not None:
+            check_count("concurrency", concurrency)
         if max_budget < min_budget:
             raise StudyError(f"max_budget must be at least min_budget={min_budget}, got {max_budget}: swap them?")
         self.max_budget = max_budget
         self.min_budget = min_budget
         self.reduction = reduction
         self.concurrency = concurrency
+
+    def _most(self) -> int:
+        """How many trials may be under way."""
+        if self.concurrency is not None:
+            return self.concurrency
+        return CONCURRENCY if self.search.learns else UNLEARNED
 
     def begin(self, search: Search) -> None:
         super().begin(search)
@@ -122,7 +132,7 @@ class Halving(Rungs):
     def _draws(self, bracket: Bracket) -> list[Member]:
         room = bracket.undrawn
         if self.search.learns:
-            room = min(room, max(0, self.concurrency - bracket.running))  # a later rung may be larger
+            room = min(room, max(0, self._most() - bracket.running))  # a later rung may be larger
         bracket.undrawn -= room
         members = []
         for number in range(len(self._configs), len(self._configs) + room):

@@ -70,8 +70,12 @@ class Executor(ABC):
         """Make ``wait`` return at the next boundary; may be called from a signal handler."""
 
     @abstractmethod
-    def describe(self, configs: Sequence[Config]) -> list[Description]:
-        """Measure configs by one dry batch each in a worker; a task that cannot train raises ``TaskError``."""
+    def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
+        """What trials of these configs are like, found out in a worker.
+
+        With ``train``, each by one dry batch: a task that cannot train raises ``TaskError``. Without, nothing is
+        raised: a config whose trial cannot be made has no signature, and says why when it trains.
+        """
 
     @abstractmethod
     def now(self) -> float:

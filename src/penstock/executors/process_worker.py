@@ -36,15 +36,15 @@ def main(fd: int) -> None:
             if kind == "place":
                 worker.place(value)
             else:
-                connection.send(("described", _describe(worker, value)))
+                connection.send(("described", _describe(worker, *value)))
         event = worker.advance()
         if event is not None:
             connection.send(("event", event))
 
 
-def _describe(worker: Any, configs: list[Any]) -> object:
+def _describe(worker: Any, configs: list[Any], train: bool) -> object:
     try:
-        return [worker.describe(config) for config in configs]
+        return [worker.describe(config, train=train) for config in configs]
     except Exception as error:
         error.add_note(traceback.format_exc())  # a traceback does not travel, its text does
         return error

@@ -56,8 +56,8 @@ class ProcessExecutor(Executor):
 
     def place(self, bundle: Bundle) -> None:
         worker = self._workers[bundle.devices[0]]
-        if bundle.placements:
-            worker.running = [(p.trial, p.attempt) for p in bundle.placements]
+        declared = [(p.trial, p.attempt) for p in bundle.placements]
+        worker.running += [one for one in declared if one not in worker.running]
         worker.send(("place", bundle))
 
     def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
@@ -82,35 +82,43 @@ class ProcessExecutor(Executor):
         try:
             kind, value = worker.connection.recv()
         except (EOFError, OSError):
-            how = worker.how_it_died()
-            self._events += [Failed(trial, attempt, how, died=True) for trial, attempt in worker.running]
-            self._workers[worker.device.name] = _Process(self._job, worker.device, self._threads)
+            self._bury(worker)
             return
+        self._take_in(worker, kind, value)
+
+    def _take_in(self, worker: _Process, kind: str, value: Any) -> None:
         if kind == "broken":
             raise StudyError(f"A worker process could not start:\n{value}")
-        if kind == "event":
-            if isinstance(value, Finished | Stopped | Failed):
-                worker.running = [one for one in worker.running if one != (value.trial, value.attempt)]
-            self._events.append(value)
+        if isinstance(value, Finished | Stopped | Failed):
+            worker.running = [one for one in worker.running if one != (value.trial, value.attempt)]
+        self._events.append(value)
+
+    def _bury(self, worker: _Process) -> None:
+        """Tell of a worker's death and start another in its place."""
+        how = worker.how_it_died()
+        self._events += [Failed(trial, attempt, how, died=True) for trial, attempt in worker.running]
+        self._workers[worker.device.name] = _Process(self._job, worker.device, self._threads)
 
     def wake(self) -> None:
         os.write(self._wake, b"!")
 
-    def describe(self, configs: Sequence[Config]) -> list[Description]:
+    def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
         worker = next(iter(self._workers.values()))
-        worker.send(("describe", list(configs)))
+        worker.send(("describe", (list(configs), train)))
         while True:
             try:
                 kind, value = worker.connection.recv()
             except (EOFError, OSError):
+                if not train:  # the next wait tells of its death; these trials are described as unlike any other
+                    self._bury(worker)
+                    return [Description()] * len(configs)
                 raise StudyError(f"The worker process that tried a dry batch died: {worker.how_it_died()}") from None
-            if kind == "broken":
-                raise StudyError(f"A worker process could not start:\n{value}")
             if kind == "described":
                 if isinstance(value, Exception):
                     raise value
                 descriptions: list[Description] = value
                 return descriptions
+            self._take_in(worker, kind, value)
 
     def now(self) -> float:
         return time.monotonic() - self._began

@@ -142,6 +142,8 @@ class Progress:
             best = Text(_best(history, history.best), style="bold green")
             best.append("  " + short(history.best.measured), style="not bold default")
         states = [Text(f"{history.counts[s]} {s}", style=style) for s, style in STATES.items() if history.counts[s] > 0]
+        if sharing := self._sharing(history, counts):
+            states.append(Text(sharing, style="dim"))
         return Group(
             _title(history),
             bar,
@@ -153,6 +155,14 @@ class Progress:
 
     def _trials(self, counts: _Counts) -> str:
         return f"{counts.begun}/{self.trials} trials" if self.trials else f"{counts.begun} trials"
+
+    def _sharing(self, history: History, counts: _Counts) -> str:
+        """How many trials are fused, and how many at once were measured to pay; no word where all are solo."""
+        if not counts.fused:
+            return ""
+        said = "fused" if counts.fused == counts.placed else f"{counts.fused} of {counts.placed} fused"
+        most = max((one.size for one in history.measured.values()), default=1)
+        return said if most == 1 else f"{said}, up to {min(most, max(self.trials or 0, len(history.trials)))} together"
 
     # Plain lines
 
@@ -166,6 +176,8 @@ class Progress:
         counts = _Counts.of(history)
         best = "no result yet" if history.best is None else f"best {_best(history, history.best)}"
         parts = [self._trials(counts), _units(counts), best, self._time(history, counts)]
+        if sharing := self._sharing(history, counts):
+            parts.insert(1, sharing)
         if history.ended:
             parts.insert(0, f"ended: {history.ended}")
         self.console.print(" · ".join(parts), markup=False, highlight=False, emoji=False, soft_wrap=True)
@@ -177,17 +189,22 @@ class _Counts(NamedTuple):
     begun: int  # trials that have reported at least once, or failed
     trained: int  # units
     granted: int  # units that begun trials may train further
+    placed: int  # trials that run, or that have run where none does
+    fused: int  # of these
 
     @classmethod
     def of(cls, history: History) -> _Counts:
-        reporting = trained = granted = 0
+        reporting = trained = granted = fused = 0
+        running = history.counts["running"]
         for trial in history.trials:
             trained += trial.reported
+            if trial.status == "running" or not running:
+                fused += history.mode_of.get(trial.number) == "fused"
             if begun(trial):
                 reporting += 1
                 if trial.status in ("waiting", "running"):
                     granted += trial.granted - trial.reported
-        return cls(reporting, trained, granted)
+        return cls(reporting, trained, granted, running or len(history.mode_of), fused)
 
 
 def stage_units(stages: Iterable[Stage] | None) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
@@ -83,6 +84,8 @@ def study_facts(study: Path, history: History) -> dict[str, Any]:
         "device_seconds": sum(trial.device_seconds for trial in history.trials),
         "state_bytes": sum(_size(file) for file in (study / "states").glob("*")),
         "model": str(study / "best.pt") if (study / "best.pt").is_file() else None,
+        "modes": dict(Counter(history.mode_of.values())),
+        "measured": [vars(measured) for measured in history.measured.values()],
     }
 
 

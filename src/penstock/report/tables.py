@@ -21,6 +21,7 @@ from penstock.trial import Config
 
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_WIDTH = 120  # of what goes to a file or a pipe
+MEASURED = 10  # rows of what was measured
 
 
 def console() -> Console:
@@ -86,10 +87,28 @@ def study_summary(facts: dict[str, Any]) -> RenderableType:
     rows.add_row("best", _best(facts))
     rows.add_row("time", clock(facts["seconds"]) + _if(" of {}", facts["deadline"] and clock(facts["deadline"])))
     rows.add_row("trained", f"{facts['units']:,} units in {clock(facts['device_seconds'])} on devices")
+    if facts["modes"]:
+        rows.add_row("modes", "  ".join(f"{count} {mode}" for mode, count in facts["modes"].items()))
     rows.add_row("states", f"{size(facts['state_bytes'])} on disk")
     rows.add_row("model", facts["model"] or Text("none saved", style="dim"))
     rows.add_row("ended", ending(facts))
     return rows
+
+
+def measured(facts: dict[str, Any]) -> RenderableType | None:
+    """How trials share devices, one row for each signature that was measured: the way, how many together, and why."""
+    if not facts["measured"]:
+        return None
+    table = _table()
+    table.add_column("signature", no_wrap=True)
+    table.add_column("way", no_wrap=True)
+    table.add_column("at most", justify="right", style="bold", no_wrap=True)
+    table.add_column("because", overflow="fold")
+    for one in facts["measured"][:MEASURED]:
+        table.add_row(one["signature"][:8], one["way"], str(one["size"]), one["reason"])
+    if (more := len(facts["measured"]) - MEASURED) > 0:
+        table.add_row("", "", "", Text(f"and {more} more: see --json", style="dim"))
+    return table
 
 
 def study_list(studies: Sequence[dict[str, Any]]) -> RenderableType:

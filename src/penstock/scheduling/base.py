@@ -10,11 +10,15 @@ from penstock.executors.base import Device
 
 @dataclass(frozen=True)
 class Demand:
-    """A trial that waits for devices: ``units`` more units, asked for as part of ``group``."""
+    """A trial that waits for devices: ``units`` more units, asked for as part of ``group``.
+
+    ``asked`` is one more with each asking.
+    """
 
     trial: int
     group: str
     units: int
+    asked: int = 0
 
 
 @dataclass(frozen=True)

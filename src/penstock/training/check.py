@@ -1,9 +1,10 @@
-"""One dry batch before any training: what a task does wrong is said at once, in one message."""
+"""What a config's trial is like before any training: whether it can train, and with whom it can be fused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -12,7 +13,91 @@ from penstock.bundle import Description
 from penstock.errors import TaskError
 from penstock.task import task_name
 from penstock.training.checkpoint import check_loadable
+from penstock.training.data import ABSENT, ReadConfig
 from penstock.training.loop import Training
+from penstock.training.randomness import position
+from penstock.training.signature import attributes, compared, signature
+from penstock.training.stacked import Unfusable
+from penstock.trial import Config
+
+Result = TypeVar("Result")
+
+
+def describe(training: Training, known: list[Reads], *, train: bool) -> Description:
+    """Describe a trial that is then thrown away; with ``train``, by a dry batch, which raises TaskError.
+
+    ``known`` keeps what loss and metrics were seen to read from configs, so that they run once for many alike.
+    """
+    reads = next((reads for reads in known if reads.of(training.config)), None)
+    model, description = _attributes(training), Description(bytes=_state_bytes(training))
+    if train:
+        description, found = _watched(training, dry_batch)
+    elif reads is None:
+        _, found = _watched(training, _forward)
+    if reads is None:
+        reads = found
+        known.append(reads)
+    try:
+        if reads.refusal or isinstance(model, Unfusable):
+            raise Unfusable(reads.refusal or str(model))
+        values = {**reads.values, **training.data.read}
+        made = signature(training.task, model, training.model, training.optimizer, training.batch_size, values)
+    except Unfusable as error:
+        return replace(description, reason=str(error))
+    return replace(description, signature=made, batch_size=training.batch_size)
+
+
+def _state_bytes(training: Training) -> int:
+    """About what a trial holds between two steps: its weights and the best ones, gradients, two moments."""
+    weights = sum(p.nbytes for p in training.model.parameters())
+    return 5 * weights + 2 * sum(b.nbytes for b in training.model.buffers())
+
+
+def _attributes(training: Training) -> list[str] | Unfusable:
+    """Of the model as it was made: a forward may leave something behind."""
+    try:
+        return attributes(training.model)
+    except Unfusable as error:
+        return error
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What loss and metrics read from a config, and what they did there that cannot be fused, if anything."""
+
+    values: Config
+    refusal: str = ""
+
+    def of(self, config: Config) -> bool:
+        """Whether they would read the same from another config, and so do the same."""
+        return all(compared(config.get(name, ABSENT)) == compared(value) for name, value in self.values.items())
+
+
+def _watched(training: Training, run: Callable[[Training], Result]) -> tuple[Result, Reads]:
+    """What a run of loss and metrics gives, and what it reads and draws meanwhile.
+
+    Config values that they read must be equal for all trials of a bundle.
+    """
+    training.config = config = ReadConfig(training.config)
+    drawn = position()
+    result = run(training)
+    refusal = ""
+    if unkeyed := training.randomness.unkeyed:
+        refusal = (
+            f"{', '.join(unkeyed)} draws from torch's generator in a way that cannot be repeated for several trials"
+        )
+    elif position() != drawn:
+        refusal = "the loss draws from Python's or numpy's random generator, which trials cannot share"
+    return result, Reads(dict(config.read), refusal)
+
+
+def _forward(training: Training) -> None:
+    training.model.train()
+    training.loss(next(iter(training.data.train.batches(0, 0, training.batch_size))))
+    training.model.eval()
+    with torch.no_grad(), training.autocast():
+        batch, _ = next(iter(training.data.valid.all(training.task.eval_batch_size)))
+        training.task.metrics(training.model, batch, training.config)
 
 
 def dry_batch(training: Training) -> Description:

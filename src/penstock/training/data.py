@@ -92,17 +92,20 @@ class TensorSource(Source):
 
 
 class DatasetSource(Source):
-    """A map-style dataset, read through one DataLoader that lives as long as the data does."""
+    """A map-style dataset, read through DataLoaders that live as long as the data: one for each stream at a time."""
 
     def __init__(self, dataset: Any, seed: int, device: torch.device, loader: Mapping[str, Any]) -> None:
         super().__init__(seed, len(dataset))
         self.device = device
-        self._plan = _Plan()
-        self.loader: DataLoader[Any] = DataLoader(
-            _Keyed(dataset, seed),
-            batch_sampler=self._plan,
-            **{"persistent_workers": loader.get("num_workers", 0) > 0, **loader},
-        )
+        self._dataset, self._arguments = _Keyed(dataset, seed), loader
+        self._idle: list[tuple[DataLoader[Any], _Plan]] = []  # loaders that no stream reads from now
+
+    def _loader(self) -> tuple[DataLoader[Any], _Plan]:
+        if self._idle:
+            return self._idle.pop()
+        plan, given = _Plan(), self._arguments
+        keep = {"persistent_workers": given.get("num_workers", 0) > 0}
+        return DataLoader(self._dataset, batch_sampler=plan, **{**keep, **given}), plan
 
     def batches(self, epoch: int, start: int, size: int) -> Iterator[Any]:
         order = self.order(epoch).tolist()
@@ -113,13 +116,17 @@ class DatasetSource(Source):
         return self._read([("all", place, place) for place in range(self.length)], size)
 
     def _read(self, samples: list[tuple[object, int, int]], size: int) -> Iterator[tuple[Any, int]]:
-        self._plan.batches = [samples[i : i + size] for i in range(0, len(samples), size)]
+        loader, plan = self._loader()
+        plan.batches = [samples[i : i + size] for i in range(0, len(samples), size)]
         with own_randomness():
-            batches = iter(self.loader)
-        for rows in self._plan.batches:
-            with own_randomness():
-                batch = next(batches)
-            yield _to(batch, self.device), len(rows)
+            batches = iter(loader)
+        try:
+            for rows in plan.batches:
+                with own_randomness():
+                    batch = next(batches)
+                yield _to(batch, self.device), len(rows)
+        finally:
+            self._idle.append((loader, plan))
 
 
 class _Plan:
@@ -148,12 +155,35 @@ class _Keyed(Dataset[Any]):
         return self.dataset[index]
 
 
+class Streams:
+    """The batches of trials that train together: those at the same position share one, and each is read once."""
+
+    def __init__(self, source: Source, size: int) -> None:
+        self.source, self.size = source, size
+        self._open: dict[tuple[int, int], Iterator[Any]] = {}
+
+    def take(self, positions: set[tuple[int, int]], waiting: set[tuple[int, int]]) -> dict[tuple[int, int], Any]:
+        """The batch at each position; ``waiting`` are the positions that will be asked for later."""
+        batches, following = {}, {at: stream for at, stream in self._open.items() if at in waiting}
+        for at in positions:
+            epoch, place = at
+            stream = self._open.get(at)
+            if stream is None:
+                stream = self.source.batches(epoch, place, self.size)
+            batches[at] = next(stream)
+            if place + self.size < self.source.length:
+                following[epoch, place + self.size] = stream
+        self._open = following
+        return batches
+
+
 @dataclass(frozen=True)
 class Data:
-    """What a trial trains on and is measured on."""
+    """What a trial trains on and is measured on, and the config's values that it was made from."""
 
     train: Source
     valid: Source
+    read: Config
 
 
 class DataCache:
@@ -165,23 +195,23 @@ class DataCache:
 
     def get(self, config: Config) -> Data:
         for read, data in self.loaded:
-            if all(config.get(name, _ABSENT) == value for name, value in read.items()):
+            if all(config.get(name, ABSENT) == value for name, value in read.items()):
                 return data
         recorded = ReadConfig(config)
         with own_randomness():
             seed_everything(key(self.seed, "data"))
             pair = self.task.data(recorded)
-        data = self._sources(pair)
+        data = self._sources(pair, recorded.read)
         self.loaded.append((recorded.read, data))
         return data
 
-    def _sources(self, pair: Any) -> Data:
+    def _sources(self, pair: Any, read: Config) -> Data:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TaskError(
                 f"{task_name(self.task)}.data must return (training, validation) data, got {_kind(pair)}: "
                 "return a pair of datasets or of tuples of tensors."
             )
-        return Data(self._source(pair[0], "training"), self._source(pair[1], "validation"))
+        return Data(self._source(pair[0], "training"), self._source(pair[1], "validation"), read)
 
     def _source(self, data: Any, role: str) -> Source:
         if isinstance(data, TensorDataset):
@@ -208,7 +238,7 @@ class DataCache:
         return source
 
 
-_ABSENT = object()
+ABSENT = "a value that is not there"
 
 
 class ReadConfig(Config):
@@ -233,7 +263,7 @@ class ReadConfig(Config):
 
     def __contains__(self, name: object) -> bool:
         if not super().__contains__(name):
-            self.read[str(name)] = _ABSENT
+            self.read[str(name)] = ABSENT
             return False
         self.read[str(name)] = super().__getitem__(str(name))
         return True

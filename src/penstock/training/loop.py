@@ -1,8 +1,8 @@
 """The training loop: one trial on one device, read from top to bottom.
 
 Initial weights come from (study seed, trial number). What the forward draws at random (dropout) is keyed by (trial
-seed, step): the generator is set anew at every step and the step's calls follow one another in it, so a trial that is
-stopped at any step and continued in another process goes on as if it had never stopped.
+seed, step, call), and torch's generators, for what draws from them, are seeded by (trial seed, step): so a trial that
+is stopped at any step and continued in another process goes on as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from penstock.errors import TaskError
-from penstock.seeds import key, step_key
+from penstock.seeds import key
 from penstock.task import Task, task_name
 from penstock.training.checkpoint import State
 from penstock.training.data import Data
+from penstock.training.keyed import Solo
 from penstock.training.randomness import position, random_state, seed_everything, set_random_state
 from penstock.trial import Config, Metrics, Mode, score
 
@@ -56,8 +57,11 @@ class Training:
         # What zero_grad of torch's own optimizers does, without its profiling, which a small model's step feels.
         plain = type(self.optimizer).zero_grad is torch.optim.Optimizer.zero_grad
         self.zeroed = [p for group in self.optimizer.param_groups for p in group["params"]] if plain else None
+        self.closure = isinstance(self.optimizer, torch.optim.LBFGS)
         self.scheduler, self.every_step = split_scheduler(task.scheduler(self.optimizer, config))
         self.scaler = torch.amp.GradScaler(device.type) if task.precision == "fp16" else None
+        # What the loss draws at random, and what the metrics draw.
+        self.randomness, self.eval_randomness = (Solo(self.model, _generators(device)) for _ in range(2))
         self.take_up(None)
         self._undrawn = position()
         # The position: units reported, steps trained in all and in this unit, epoch, and place in its order.
@@ -75,49 +79,65 @@ class Training:
 
     def steps(self) -> Generator[Metrics | None, None, None]:
         """Train for ever: None after a step, the metrics after a unit."""
-        task, model, scheduler = self.task, self.model, self.scheduler
-        optimizer: Any = self.optimizer
-        generators = _generators(self.device)
-        closure = isinstance(optimizer, torch.optim.LBFGS)
         while True:
-            model.train()
+            self.model.train()
             for batch in self.data.train.batches(self.epoch, self.place, self.batch_size):
-                for generator in generators:
-                    generator.manual_seed(step_key(self.seed, self.step))
-                if closure:
-                    optimizer.step(partial(self.backward, batch))
-                else:
-                    self.backward(batch)
-                    if self.scaler is None:
-                        optimizer.step()
-                    else:
-                        self.scaler.step(optimizer)
-                        self.scaler.update()
-                if scheduler is not None and self.every_step:
-                    scheduler.step()
-                self.step += 1
-                self.unit_step += 1
-                self.place += self.batch_size
-                if self.place >= self.data.train.length:
-                    self.epoch, self.place = self.epoch + 1, 0
-                if self.unit_step == task.unit_steps or (task.unit_steps is None and self.place == 0):
+                self.train_step(batch)
+                if self.count_step():
                     break
                 yield None
             else:
                 continue  # the epoch ended inside a unit
-
             metrics = self.evaluate()
-            if scheduler is not None and not self.every_step:
-                if isinstance(scheduler, ReduceLROnPlateau):
-                    scheduler.step(metrics[self.metric])
-                else:
-                    scheduler.step()
-            self.unit += 1
-            self.unit_step = 0
-            if (value := score(metrics, self.metric, self.mode)) > self.best_score:
-                self.best_score, self.best_unit, self.best_step = value, self.unit, self.step
-                self.best_model = {k: v.detach().to("cpu", copy=True) for k, v in model.state_dict().items()}
+            if self.count_unit(metrics):
+                self.best_model = {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
             yield metrics
+
+    def train_step(self, batch: Any) -> None:
+        """One step of the optimizer."""
+        optimizer: Any = self.optimizer
+        if self.closure:
+            optimizer.step(partial(self.backward, batch))
+            return
+        self.backward(batch)
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+    def count_step(self) -> bool:
+        """Move on to the next batch; whether that ends a unit."""
+        if self.scheduler is not None and self.every_step:
+            self.scheduler.step()
+        self.step += 1
+        self.unit_step += 1
+        self.place += self.batch_size
+        if self.place >= self.data.train.length:
+            self.epoch, self.place = self.epoch + 1, 0
+        unit_steps = self.task.unit_steps
+        return self.unit_step == unit_steps or (unit_steps is None and self.place == 0)
+
+    @property
+    def unit_length(self) -> int:
+        """Steps in a unit."""
+        return self.task.unit_steps or -(-self.data.train.length // self.batch_size)
+
+    def count_unit(self, metrics: Metrics) -> bool:
+        """Move on to the next unit; whether its report is the best so far."""
+        scheduler = self.scheduler
+        if scheduler is not None and not self.every_step:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(metrics[self.metric])
+            else:
+                scheduler.step()
+        self.unit += 1
+        self.unit_step = 0
+        value = score(metrics, self.metric, self.mode)
+        if value <= self.best_score:
+            return False
+        self.best_score, self.best_unit, self.best_step = value, self.unit, self.step
+        return True
 
     def backward(self, batch: Any) -> torch.Tensor:
         """The gradients of one batch, clipped; gives its loss."""
@@ -126,29 +146,38 @@ class Training:
         else:
             for parameter in self.zeroed:
                 parameter.grad = None
-        if self.task.precision == "fp32":
-            loss = self.task.loss(self.model, batch, self.config)
-        else:
-            with self.autocast():
-                loss = self.task.loss(self.model, batch, self.config)
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        with self.randomness.at(self.seed, self.step):
+            loss = self._loss(batch)
+            self.randomness.backward(loss if self.scaler is None else self.scaler.scale(loss))
         if self.task.clip_grad_norm is not None:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_grad_norm)
         return loss
 
+    def loss(self, batch: Any) -> torch.Tensor:
+        """The loss of one batch, as this step would have it."""
+        with self.randomness.at(self.seed, self.step):
+            return self._loss(batch)
+
+    def _loss(self, batch: Any) -> torch.Tensor:
+        if self.task.precision == "fp32":
+            return self.task.loss(self.model, batch, self.config)
+        with self.autocast():
+            return self.task.loss(self.model, batch, self.config)
+
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """The task's metrics over the validation data, averaged by batch length."""
         self.model.eval()
-        for generator in _generators(self.device):
-            generator.manual_seed(step_key(self.seed ^ 1, self.step))
         sums: dict[str, Any] = {}
         on_cpu = self.device.type == "cpu"
+        keyed = self.eval_randomness.at(self.seed ^ 1, self.step)
         with self.autocast():
             for batch, length in self.data.valid.all(self.task.eval_batch_size):
-                for name, value in self.task.metrics(self.model, batch, self.config).items():
+                with keyed:
+                    values = self.task.metrics(self.model, batch, self.config)
+                for name, value in values.items():
                     # Sums stay on an accelerator until the last batch, so that no batch waits for them.
                     number = float(value) if on_cpu else torch.as_tensor(value, dtype=torch.float64)
                     sums[name] = sums.get(name, 0.0) + number * length
@@ -161,8 +190,11 @@ class Training:
         dtype = torch.bfloat16 if self.task.precision == "bf16" else torch.float16
         return torch.autocast(self.device.type, dtype=dtype)
 
-    def state(self) -> State:
-        """What a plain PyTorch run would save, and the position."""
+    def state(self, *, drawn: bool = True) -> State:
+        """What a plain PyTorch run would save, and the position.
+
+        Not ``drawn``: the trial has not touched Python's and numpy's generators, whoever else did.
+        """
         at_best = self.best_step == self.step and self.best_unit == self.unit
         return {
             "unit": self.unit,
@@ -172,7 +204,9 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "random": None if position() == self._undrawn else random_state(with_torch=False),  # most draw nothing
+            "random": None
+            if not drawn or position() == self._undrawn
+            else random_state(with_torch=False),  # most draw nothing
             "best": {
                 "score": self.best_score,
                 "unit": self.best_unit,

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
-import traceback
 from collections import deque
-from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.bundle import (
-    Bundle,
-    Description,
-    Failed,
-    Finished,
-    Job,
-    Placement,
-    Saved,
-    Stopped,
-    WorkerEvent,
-)
-from penstock.errors import TaskError
+from penstock.bundle import Bundle, Description, Job, Placement, Stopped, WorkerEvent
 from penstock.task import FunctionTask, Task
-from penstock.trial import Config, Report, StateRef, Usage
+from penstock.training.bundles import Events, FusedRun, Run, Solo
+from penstock.trial import Config, StateRef
+
+if TYPE_CHECKING:
+    from penstock.training.fused import Recipe
 
 WARM, WARM_BYTES = 64, 2**26  # how many trials stay in memory beside their states, and how many bytes they may take
-SAVING = 0.01  # the share of training time that states between reports may cost (invariant 5)
 
 
 class Worker:
@@ -33,97 +24,62 @@ class Worker:
     def __init__(self, job: Job, device: str) -> None:
         self.job = job
         self.device = device
-        self._next: Placement | None = None
+        self.save_cost = 0.0  # seconds, as last measured
+        self._next: Bundle | None = None
         self._unsaid: deque[WorkerEvent] = deque()
-        self._training: Generator[WorkerEvent | None, None, None] | None = None
-        self._current: Placement | None = None
-        self._budget = 0
-        self._leaving = False
-        self._save_cost = 0.0
+        self._run: Run | None = None
+        self._events: Events | None = None
         self._checked = False  # that a function's state can be kept; a task's is, by its dry batch
         self._warm: dict[str, tuple[Any, Any]] = {}
         self._data: Any = None
+        self._reads: list[Any] = []  # what loss and metrics were seen to do with configs
+        self._recipes: dict[str, Recipe] = {}
 
     @property
     def idle(self) -> bool:
-        return self._training is None and not self._unsaid
+        return self._events is None and not self._unsaid
 
     def place(self, bundle: Bundle) -> None:
         """Take a bundle, or change the one there is at the next step boundary."""
         if self._next is not None:  # it came while another was leaving, and goes before it began
-            self._unsaid.append(Stopped(self._next.trial, self._next.attempt, self._next.state))
-        self._next = bundle.placements[0] if bundle.placements else None
-        if self._training is None:
+            self._unsaid += [Stopped(p.trial, p.attempt, p.state) for p in self._next.placements]
+        self._next = bundle if bundle.placements else None
+        if self._run is None:
             self._begin_next()
-        elif self._next is not None and _same(self._next, self._current):
-            self._budget, self._leaving, self._next = self._next.budget, False, None
-        else:
-            self._leaving = True
+        elif self._run.declare(bundle):
+            self._next = None
+
+    def say(self, event: WorkerEvent) -> None:
+        """Tell something of a trial that is not in training."""
+        self._unsaid.append(event)
 
     def advance(self) -> WorkerEvent | None:
         """Train to the next event or step boundary."""
         if self._unsaid:
             return self._unsaid.popleft()
-        assert self._training is not None
-        event = next(self._training)
-        if isinstance(event, Finished | Stopped | Failed):
-            self._training.close()
-            self._training = None
+        assert self._events is not None
+        assert self._run is not None
+        event = next(self._events, None)
+        if self._run.over:
+            self._events.close()
+            self._run = self._events = None
             self._begin_next()
         return event
 
     def _begin_next(self) -> None:
         if self._next is not None:
-            self._current, self._budget, self._leaving = self._next, self._next.budget, False
-            self._training, self._next = self._solo(self._next), None
+            kind = FusedRun if self._next.mode == "fused" else Solo
+            self._run = kind(self, self._next)
+            self._events, self._next = self._run.events(), None
 
     def close(self) -> None:
         """Leave at once, without saving."""
-        if self._training is not None:
-            self._training.close()
-            self._training = None
+        if self._events is not None:
+            self._events.close()
+            self._run = self._events = None
 
-    def _solo(self, placement: Placement) -> Generator[WorkerEvent | None, None, None]:
-        trial, attempt = placement.trial, placement.attempt
-        began = saved = time.perf_counter()
-        steps: Generator[Any, None, None] | None = None
-        try:
-            run = self._begin(placement)
-            first_step, steps = run.step, run.steps()
-            for metrics in steps:
-                now = time.perf_counter()
-                due = now - saved > self._save_cost / SAVING
-                if metrics is None:
-                    if due and run.can_stop and (state := self._save(run, placement)) is not None:
-                        yield Saved(trial, attempt, state)
-                        saved = time.perf_counter()
-                    yield None
-                    if self._leaving and run.can_stop:
-                        yield Stopped(trial, attempt, self._save(run, placement))
-                        return
-                    continue
-                ended = run.unit >= self._budget
-                state = None
-                if ended or due or run.urgent:
-                    state = self._save(run, placement)
-                    saved = time.perf_counter()
-                usage = Usage(now - began, run.step - first_step, self._peak_bytes())
-                began, first_step = now, run.step
-                yield Report(trial, run.unit, metrics, attempt, state, usage)
-                if run.unit >= self._budget:
-                    yield Finished(trial, attempt)
-                    return
-                if self._leaving:
-                    yield Stopped(trial, attempt, state or self._save(run, placement))
-                    return
-            yield Finished(trial, attempt)  # a function that returned before its grant
-        except Exception as error:
-            yield Failed(trial, attempt, _explain(error), died=_out_of_memory(error))
-        finally:
-            if steps is not None:
-                steps.close()
-
-    def _begin(self, placement: Placement) -> Any:
+    def begin(self, placement: Placement) -> Any:
+        """A trial, ready to go on from its placement's state."""
         task, config = self.job.task, placement.config
         run: Any
         warm = self._warm.pop(placement.state.file, None) if placement.state else None
@@ -141,8 +97,8 @@ class Worker:
             from penstock.training.checkpoint import load
 
             run.restore(load(self.job.states, placement.state), inherited=placement.inherited)
-        elif self._save_cost == 0.0 and isinstance(task, Task):
-            self._save_cost = 0.01 + sum(p.nbytes for p in run.model.parameters()) / 50e6  # until one is measured
+        elif self.save_cost == 0.0 and isinstance(task, Task):
+            self.save_cost = 0.01 + sum(p.nbytes for p in run.model.parameters()) / 50e6  # until one is measured
         return run
 
     def _training_of(self, task: Task, trial: int, config: Config) -> Any:
@@ -165,31 +121,37 @@ class Worker:
             mode=self.job.mode,
         )
 
-    def _save(self, run: Any, placement: Placement) -> StateRef | None:
-        began = time.perf_counter()
-        state = run.state()
-        if state is None:
-            return None
+    def save(self, placement: Placement, state: Any) -> StateRef:
+        """Write a trial's state."""
         from penstock.training.checkpoint import check_loadable, save
 
+        began = time.perf_counter()
         if isinstance(self.job.task, FunctionTask) and not self._checked:
             check_loadable({"state": state["state"]}, f"trial {placement.trial}")
             self._checked = True
         name = f"{placement.trial:06d}-{placement.attempt}-{state['step']}.pt"
         ref = save(state, self.job.states, name)
-        self._save_cost = time.perf_counter() - began
-        if isinstance(self.job.task, Task) and run.unit >= self._budget:
-            self._keep_warm(ref, run, state["random"])
+        self.save_cost = time.perf_counter() - began
         return ref
 
-    def _keep_warm(self, ref: StateRef, run: Any, random: Any) -> None:
+    def keep_warm(self, ref: StateRef, run: Any, random: Any) -> None:
         """Small models stay in memory for a while after their state was written: the next rung often takes them up."""
-        if ref.bytes <= WARM_BYTES // WARM:
+        if isinstance(self.job.task, Task) and ref.bytes <= WARM_BYTES // WARM:
             self._warm[ref.file] = run, random
             while len(self._warm) > WARM:
                 self._warm.pop(next(iter(self._warm)))
 
-    def _peak_bytes(self) -> int | None:
+    def recipe(self, bundle: Bundle) -> Recipe:
+        """What is known here about training a signature's trials together."""
+        from penstock.training.fused import Recipe
+
+        recipe = self._recipes.setdefault(bundle.signature, Recipe())
+        if bundle.size is not None:
+            recipe.size = bundle.size
+        return recipe
+
+    def peak_bytes(self) -> int | None:
+        """The most memory that was in use since the last call, on an accelerator."""
         if not self.device.startswith("cuda"):
             return None
         import torch
@@ -198,26 +160,33 @@ class Worker:
         torch.cuda.reset_peak_memory_stats(self.device)
         return peak
 
-    def describe(self, config: Config) -> Description:
-        """Try one dry batch of a config; the global random states are left as they were."""
+    def free_bytes(self) -> int:
+        """Memory that a bundle may take; half of a CPU's, which is not ours alone."""
+        import torch
+
+        if self.device.startswith("cuda"):
+            free, _ = torch.cuda.mem_get_info(self.device)
+            return free + torch.cuda.memory_reserved(self.device)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2
+
+    def synchronize(self) -> None:
+        """Wait for what an accelerator still computes."""
+        if self.device.startswith("cuda"):
+            import torch
+
+            torch.cuda.synchronize(self.device)
+
+    def describe(self, config: Config, *, train: bool) -> Description:
+        """What a config's trial is like, with one dry batch if ``train``; the global random states stay."""
         if isinstance(self.job.task, FunctionTask):
-            return Description()
-        from penstock.training.check import dry_batch
+            return Description(reason="a function has a loop of its own")
+        from penstock.training.check import describe
         from penstock.training.randomness import own_randomness
 
         with own_randomness():
-            return dry_batch(self._training_of(self.job.task, 0, config))
-
-
-def _same(one: Placement, other: Placement | None) -> bool:
-    return other is not None and (one.trial, one.attempt) == (other.trial, other.attempt)
-
-
-def _explain(error: Exception) -> str:
-    if isinstance(error, TaskError):
-        return str(error)
-    return "".join(traceback.format_exception(error)).strip()
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            if train:
+                return describe(self._training_of(self.job.task, 0, config), self._reads, train=True)
+            try:
+                return describe(self._training_of(self.job.task, 0, config), self._reads, train=False)
+            except Exception:
+                return Description()  # it says what is wrong with it when it trains

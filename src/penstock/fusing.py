@@ -1,0 +1,124 @@
+"""Which trials can be fused and how many of them: what workers described and measured, kept for the engine."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from importlib.metadata import version
+
+from penstock import __version__
+from penstock.bundle import Description, Measured
+from penstock.errors import SoloWarning
+from penstock.executors.base import Device, Executor
+from penstock.history import TrialRecord
+from penstock.profiles import Profile, Profiles
+from penstock.trial import Config
+
+UNKNOWN = 64  # trials in a bundle of which nothing is measured yet
+LARGEST = 512  # trials in any bundle
+ALL_UNLIKE = 8  # trials of which no two could be fused are no accident
+HELD = 0.4  # of a device's memory may be the states of a bundle; the rest is for what a step computes
+
+
+class Fusing:
+    """Signatures of trials, and bundle sizes of signatures.
+
+    ``forced`` takes the largest bundles without measuring, which is what ``sharing="fused"`` asks for.
+    """
+
+    def __init__(self, executor: Executor, profiles: Profiles, task: str, *, forced: bool) -> None:
+        self.executor, self.profiles, self.task, self.forced = executor, profiles, task, forced
+        self.devices = {device.name: _kind(device) for device in executor.devices()}
+        self.memory = {device.name: device.memory for device in executor.devices()}
+        self._bytes: dict[str, int] = {}  # of one trial's state, by signature
+        self._described: dict[int, tuple[Config, Description]] = {}
+        self._measured: dict[str, Measured] = {}  # by this study
+        self._said: set[str] = set()
+        self._new: list[str] = []
+
+    def describe(self, records: Iterable[TrialRecord]) -> None:
+        """Learn the signatures of trials whose configs are new."""
+        new = [r for r in records if r.number not in self._described or self._described[r.number][0] != r.config]
+        if not new:
+            return
+        for record, description in zip(new, self.executor.describe([r.config for r in new], train=False), strict=True):
+            self._described[record.number] = (record.config, description)
+            if description.signature is None:
+                self._say(description.reason)
+            else:
+                self._bytes[description.signature] = description.bytes or 1
+        found = [one.signature for _, one in self._described.values() if one.signature is not None]
+        if len(found) >= ALL_UNLIKE and len(set(found)) == len(found):
+            self._say(
+                "no two of them are alike: their modules' attributes differ, or the values that loss, metrics or data "
+                "read from the config"
+            )
+
+    def of(self, trial: int) -> Description:
+        """What is known of a trial."""
+        return self._described[trial][1]
+
+    def limit(self, signature: str, device: str) -> int:
+        """The most trials that a bundle of a signature may hold on a device."""
+        room = max(1, int(HELD * self.memory[device]) // max(1, self._bytes.get(signature, 1)))
+        if signature in self._measured:
+            return min(room, self._measured[signature].size)
+        if self.forced:
+            return min(room, LARGEST)
+        profile = self._profile(signature, device)
+        return min(room, UNKNOWN if profile is None else profile.size)
+
+    def size(self, signature: str, device: str) -> int | None:
+        """How many trials a step computes at once, or None where the worker is to measure it."""
+        if not self.forced and signature not in self._measured and self._profile(signature, device) is None:
+            return None
+        return self.limit(signature, device)
+
+    def reason(self, signature: str, device: str) -> str:
+        """Where a bundle's size comes from, for a person."""
+        if signature in self._measured:
+            return self._measured[signature].reason
+        if self.forced:
+            return 'asked for by sharing="fused"'
+        profile = self._profile(signature, device)
+        return "" if profile is None else f"measured before: {profile.reason}"
+
+    def refusals(self) -> list[str]:
+        """Why trials train solo, as far as that was not told before."""
+        new, self._new = self._new, []
+        return new
+
+    def take(self, measured: Measured, device: str) -> None:
+        """Keep what a worker found out, for this study and the next."""
+        self._measured[measured.signature] = measured
+        if measured.way == "solo":
+            self._say(measured.reason)
+            self._new.clear()  # it is in the log as measured
+        if measured.seconds:
+            self.profiles.put(
+                Profile(
+                    self.task,
+                    self.devices[device],
+                    measured.signature,
+                    measured.way,
+                    measured.size,
+                    measured.seconds,
+                    measured.bytes,
+                    measured.reason,
+                )
+            )
+
+    def _profile(self, signature: str, device: str) -> Profile | None:
+        return self.profiles.get(self.task, self.devices[device], signature)
+
+    def _say(self, reason: str) -> None:
+        """Once for each reason: trials that train solo cost more than the user may expect."""
+        if reason and reason not in self._said:
+            self._said.add(reason)
+            self._new.append(reason)
+            warnings.warn(f"Trials that cannot be fused train solo: {reason.rstrip('.')}.", SoloWarning, stacklevel=2)
+
+
+def _kind(device: Device) -> str:
+    """All that a step's time depends on besides the task."""
+    return f"{device.type}, {device.memory >> 30} GiB, torch {version('torch')}, penstock {__version__}"

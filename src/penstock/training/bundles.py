@@ -1,0 +1,396 @@
+"""What a worker does with a bundle: trains one trial solo, or several fused, and tells what happens.
+
+Both are generators of events, with None at every step boundary; a bundle is declared anew between two of them.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.bundle import Bundle, Failed, Finished, Measured, Placement, Saved, Stopped, WorkerEvent
+from penstock.errors import TaskError
+from penstock.trial import Report, StateRef, Usage
+
+if TYPE_CHECKING:
+    from penstock.training.worker import Worker
+
+SAVING = 0.01  # the share of training time that states between reports may cost (invariant 5)
+Events = Generator[WorkerEvent | None, None, None]
+
+
+class Run(ABC):
+    """A bundle on its worker."""
+
+    def __init__(self, worker: Worker, bundle: Bundle) -> None:
+        self.worker, self.bundle = worker, bundle
+
+    @abstractmethod
+    def declare(self, bundle: Bundle) -> bool:
+        """Change at the next boundary to what the bundle should hold; False where it is another bundle.
+
+        Everyone leaves this one then.
+        """
+
+    @abstractmethod
+    def events(self) -> Events:
+        """Train until nobody is left."""
+
+    @property
+    @abstractmethod
+    def over(self) -> bool:
+        """Whether nobody is left."""
+
+
+class Solo(Run):
+    """One trial."""
+
+    def __init__(self, worker: Worker, bundle: Bundle) -> None:
+        super().__init__(worker, bundle)
+        (self.placement,) = bundle.placements
+        self.budget, self.leaving = self.placement.budget, False
+        self._over = False
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    def declare(self, bundle: Bundle) -> bool:
+        if any(_same(p, self.placement) for p in bundle.placements):
+            self.budget, self.leaving = bundle.placements[0].budget, False
+            return True
+        self.leaving = True
+        return not bundle.placements
+
+    def events(self) -> Events:
+        worker, placement = self.worker, self.placement
+        trial, attempt = placement.trial, placement.attempt
+        began = saved = time.perf_counter()
+        steps: Generator[Any, None, None] | None = None
+        try:
+            run = worker.begin(placement)
+            first_step, steps = run.step, run.steps()
+            for metrics in steps:
+                now = time.perf_counter()
+                due = now - saved > worker.save_cost / SAVING
+                if metrics is None:
+                    if due and run.can_stop and (state := self._save(run)) is not None:
+                        yield Saved(trial, attempt, state)
+                        saved = time.perf_counter()
+                    yield None
+                    if self.leaving and run.can_stop:
+                        self._over = True
+                        yield Stopped(trial, attempt, self._save(run))
+                        return
+                    continue
+                state = None
+                if run.unit >= self.budget or due or run.urgent:
+                    state = self._save(run)
+                    saved = time.perf_counter()
+                usage = Usage(now - began, run.step - first_step, worker.peak_bytes())
+                began, first_step = now, run.step
+                yield Report(trial, run.unit, metrics, attempt, state, usage)
+                if run.unit >= self.budget:
+                    self._over = True
+                    yield Finished(trial, attempt)
+                    return
+                if self.leaving:
+                    self._over = True
+                    yield Stopped(trial, attempt, state or self._save(run))
+                    return
+            self._over = True
+            yield Finished(trial, attempt)  # a function that returned before its grant
+        except Exception as error:
+            self._over = True
+            yield Failed(trial, attempt, explain(error), died=out_of_memory(error))
+        finally:
+            if steps is not None:
+                steps.close()
+
+    def _save(self, run: Any) -> StateRef | None:
+        if (state := run.state()) is None:
+            return None
+        ref = self.worker.save(self.placement, state)
+        if run.unit >= self.budget:
+            self.worker.keep_warm(ref, run, state.get("random"))
+        return ref
+
+
+@dataclass
+class Member:
+    """A trial of a fused bundle."""
+
+    placement: Placement
+    training: Any
+    state: StateRef | None  # the last one written
+    first_step: int  # after its last report
+    reported: bool = False  # since it came
+    seconds: float = 0.0  # of the device, since then
+
+
+class FusedRun(Run):
+    """Several trials, trained as one model."""
+
+    def __init__(self, worker: Worker, bundle: Bundle) -> None:
+        super().__init__(worker, bundle)
+        self.placements = bundle.placements
+        self.seen: set[tuple[int, int]] = set()  # who has been here: a declaration may name those that have left
+        self.members: list[Member] = []
+
+    @property
+    def over(self) -> bool:
+        return not self.members and all(_key(placement) in self.seen for placement in self.placements)
+
+    def declare(self, bundle: Bundle) -> bool:
+        ours = bundle.name == self.bundle.name or not bundle.placements
+        declared = bundle.placements if ours else ()
+        for placement in self.placements:  # whoever goes before it began has nothing to save
+            if _key(placement) not in self.seen and not any(_same(placement, other) for other in declared):
+                self.seen.add(_key(placement))
+                self.worker.say(Stopped(placement.trial, placement.attempt, placement.state))
+        self.placements = declared
+        if ours:
+            self.bundle = bundle
+        return ours
+
+    def events(self) -> Events:
+        from penstock.training.fused import Fused, Torn
+        from penstock.training.stacked import Unfusable
+
+        worker = self.worker
+        recipe = worker.recipe(self.bundle)
+        self.fused = Fused(recipe, max(1, len(self.placements)))
+        self.measuring: Any = None
+        self.paced = (0, 0.0)  # steps since the last unit, and their seconds
+        saved = time.perf_counter()
+        try:
+            while True:
+                yield from self._change()
+                if not self.members:
+                    return
+                began = time.perf_counter()
+                size = recipe.size
+                try:
+                    self.fused.step(measuring=self.measuring)
+                except Unfusable as error:
+                    yield from self._dissolve(str(error))
+                    return
+                except Torn as error:
+                    recipe.size = max(1, len(self.members) // 2)
+                    yield from self._measured(size)
+                    yield from self._give_up(error, died=True)
+                    return
+                except Exception:
+                    yield from self._one_by_one()
+                ended = self.fused.take_ended()
+                self._pace(began, bool(ended))
+                rows = self.fused.evaluate(ended) if ended else []
+                share = (time.perf_counter() - began) / max(1, len(self.members))
+                for member in self.members:
+                    member.seconds += share
+                yield from self._measured(size)
+                due = time.perf_counter() - saved > len(self.members) * worker.save_cost / SAVING
+                self.fused.take_metrics(ended, rows)
+                peak = worker.peak_bytes() if ended else None
+                for trial, metrics in zip(ended, rows, strict=True):
+                    yield self._report(trial, metrics, due, peak)
+                    if trial.unit >= self._member(trial).placement.budget:
+                        yield self._finish(trial)
+                if due and not ended:
+                    for member in self.members:
+                        yield Saved(member.placement.trial, member.placement.attempt, self._save(member))
+                if due:
+                    saved = time.perf_counter()
+                yield None
+        except Exception as error:  # nothing of ours should come here; the trials are told rather than lost
+            yield from self._give_up(error, died=False)
+
+    # Coming and going
+
+    def _change(self) -> Events:
+        wanted = {(p.trial, p.attempt): p for p in self.placements}
+        for member in list(self.members):
+            placement = wanted.get(_key(member.placement))
+            if placement is None:
+                yield self._stop(member)
+            else:
+                member.placement = placement
+        entering = [p for key, p in wanted.items() if key not in self.seen]
+        for placement in entering:
+            self.seen.add(_key(placement))
+            try:
+                training = self.worker.begin(placement)
+            except Exception as error:
+                yield Failed(placement.trial, placement.attempt, explain(error), died=out_of_memory(error))
+                continue
+            self.members.append(Member(placement, training, placement.state, training.step))
+        if entering and self.fused.recipe.size is None and self.measuring is None and len(self.members) > 1:
+            yield from self._measure_alone()
+        inside = set(map(id, self.fused.trials))
+        for member in [m for m in self.members if id(m.training) not in inside]:
+            try:
+                self.fused.enter(member.training)
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                yield from self._no_room(member, error)
+
+    def _no_room(self, member: Member, error: Exception) -> Events:
+        """A trial that does not fit waits for others to leave; one that does not fit alone has failed."""
+        self.members.remove(member)
+        p, there = member.placement, len(self.fused.trials)
+        if not there or member.training.step != (0 if p.state is None else p.state.step):
+            yield Failed(p.trial, p.attempt, explain(error), died=True)
+            return
+        yield self._told(there, {}, None, f"memory ran out with more than {there} trials together")
+        yield Stopped(p.trial, p.attempt, p.state)
+
+    def _stop(self, member: Member) -> Stopped:
+        if any(member.training is trial for trial in self.fused.trials):
+            if member.training.step != (0 if member.state is None else member.state.step):
+                self._save(member)
+            self.fused.leave(member.training)
+        self.members.remove(member)
+        return Stopped(member.placement.trial, member.placement.attempt, member.state)
+
+    def _dissolve(self, reason: str) -> Events:
+        yield Measured(self.bundle.signature, self.worker.device, "solo", 1, {}, None, reason)
+        for member in list(self.members):
+            if member.reported:
+                yield self._stop(member)
+            else:  # what it trained meanwhile is trained again, as if it had never been here
+                self.members.remove(member)
+                yield Stopped(member.placement.trial, member.placement.attempt, member.state)
+
+    def _give_up(self, error: Exception, *, died: bool) -> Events:
+        """Nobody can go on from here; whoever ``died`` goes on from its last state."""
+        while self.members:
+            placement = self.members.pop().placement
+            yield Failed(placement.trial, placement.attempt, explain(error), died=died)
+
+    def _one_by_one(self) -> Events:
+        """After an error, each trial takes its step alone, so that it is known whose error it is."""
+        for trial, error in self.fused.step_each():
+            member = self._member(trial)
+            self.members.remove(member)
+            p = member.placement
+            yield Failed(p.trial, p.attempt, explain(error), died=out_of_memory(error))
+
+    # Measuring
+
+    def _measure_alone(self) -> Events:
+        """The first trial takes a few steps alone before it joins the others."""
+        from penstock.training.measuring import ALONE, Measuring
+
+        self.measuring = Measuring(len(self.members), self.worker.free_bytes())
+        if self.bundle.size is not None:
+            self.fused.recipe.size, self.measuring = self.bundle.size, None
+            return
+        first = self.members[0]
+        for _ in range(ALONE):
+            if any(first.training is ended for ended in self.fused.ended):
+                break  # a unit has ended, which the next boundary reports
+            began = time.perf_counter()
+            try:
+                self.fused.step_alone(first.training)
+            except Exception as error:
+                self.members.remove(first)
+                p = first.placement
+                yield Failed(p.trial, p.attempt, explain(error), died=out_of_memory(error))
+                return
+            self.worker.synchronize()
+            self.measuring.took(1, time.perf_counter() - began, None)
+            first.seconds += time.perf_counter() - began
+            yield None
+
+    def _measured(self, size: int | None) -> Events:
+        """Tell what was measured, once it is; and that memory ran out."""
+        recipe = self.fused.recipe
+        if self.measuring is not None and self.measuring.done:
+            found, self.measuring = self.measuring, None
+            recipe.size = max(2, found.size)
+            yield self._told(found.size, found.seconds, found.slope, found.reason(self._way()))
+        elif recipe.size is not None and (recipe.size != size or recipe.told != (self._way(), recipe.alone)):
+            reason = recipe.reason or self.bundle.reason
+            if recipe.size != size:
+                reason = f"memory ran out with more than {recipe.size} trials together"
+            yield self._told(recipe.size, {}, None, reason)
+
+    def _told(self, size: int, seconds: Any, bytes: Any, reason: str) -> Measured:
+        recipe = self.fused.recipe
+        recipe.reason = reason
+        if recipe.refusals:
+            reason += f"; not {'; not '.join(recipe.refusals)}"
+        if recipe.alone is not None:
+            reason += f"; measured one by one, because of {recipe.alone}"
+        recipe.told = (self._way(), recipe.alone)
+        return Measured(self.bundle.signature, self.worker.device, self._way(), size, dict(seconds), bytes, reason)
+
+    def _way(self) -> str:
+        way = self.fused.recipe.way
+        return "solo" if way is None else way.name
+
+    def _pace(self, began: float, ended: bool) -> None:
+        """After each unit, see whether a faster step would pay, or does."""
+        if ended:
+            self.worker.synchronize()
+        self.paced = (self.paced[0] + 1, self.paced[1] + time.perf_counter() - began)
+        if not ended or self.measuring is not None:
+            return
+        (steps, seconds), self.paced = self.paced, (0, 0.0)
+        speeding = self.fused.speeding
+        if self.fused.fast and not speeding.timed(seconds / steps):
+            self.fused.fast.clear()
+            self.fused.recipe.compilable = self.fused.recipe.capturable = False
+        elif not self.fused.fast:
+            left = [(m.placement.budget - m.training.unit - 1) * m.training.unit_length for m in self.members]
+            speeding.consider(min(left), seconds / steps)
+
+    # What is told of a trial
+
+    def _member(self, trial: Any) -> Member:
+        return next(member for member in self.members if member.training is trial)
+
+    def _report(self, trial: Any, metrics: Any, due: bool, peak: int | None) -> Report:
+        member = self._member(trial)
+        p = member.placement
+        state = self._save(member) if due or trial.unit >= p.budget else None
+        usage = Usage(member.seconds, trial.step - member.first_step, peak)
+        member.seconds, member.first_step, member.reported = 0.0, trial.step, True
+        return Report(p.trial, trial.unit, metrics, p.attempt, state, usage)
+
+    def _finish(self, trial: Any) -> Finished:
+        member = self._member(trial)
+        assert member.state is not None
+        self.fused.leave(trial)
+        self.members.remove(member)
+        self.worker.keep_warm(member.state, trial, None)
+        return Finished(member.placement.trial, member.placement.attempt)
+
+    def _save(self, member: Member) -> StateRef:
+        member.state = self.worker.save(member.placement, self.fused.state(member.training))
+        return member.state
+
+
+def _same(one: Placement, other: Placement) -> bool:
+    return _key(one) == _key(other)
+
+
+def _key(placement: Placement) -> tuple[int, int]:
+    return placement.trial, placement.attempt
+
+
+def explain(error: Exception) -> str:
+    """An error as text: its message alone where that says all."""
+    if isinstance(error, TaskError):
+        return str(error)
+    return "".join(traceback.format_exception(error)).strip()
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether a retry on a freer device may help."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

@@ -1,0 +1,225 @@
+"""A bundle's whole training step as one function: compiled by Inductor, or captured as a CUDA graph.
+
+``train`` is the step: the user's loss for all trials, its gradients, clipping and the optimizers' step, on plain
+tensors. Everything that changes between steps is among its inputs: the rows, the batch, the step's keys and the
+optimizers' coefficients. It is traced once with ``make_fx`` and compiled (intra-trial fusion, Hydro §4.2), or recorded
+once on the device and replayed, which spares the launching of its kernels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from penstock.task import Task
+from penstock.training.flat import Flat
+from penstock.training.optimizers import clip_rows
+from penstock.training.stack import Stack
+from penstock.training.stacked import Unfusable
+from penstock.training.ways import Way
+
+
+@dataclass
+class Inputs:
+    """All that one step of some rows reads, and writes in place: the rows, the optimizers' state and the buffers."""
+
+    rows: list[torch.Tensor]
+    state: list[dict[str, torch.Tensor]]
+    others: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    coefficients: list[dict[str, torch.Tensor]]
+    batch: Any
+    keys: torch.Tensor | None
+    numbers: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, stack: Stack, first: int, last: int, batch: Any, keys: Any, numbers: list[torch.Tensor]) -> Inputs:
+        """Those of the stack's rows from ``first`` to ``last``."""
+        return cls(
+            [flat.rows[first:last] for flat in stack.flats],
+            [flat.states(first, last) for flat in stack.flats],
+            {name: rows[first:last] for name, rows in stack.others.items()},
+            {name: rows[first:last] for name, rows in stack.buffers.items()},
+            stack.coefficients(first, last),
+            batch,
+            keys,
+            numbers,
+        )
+
+    def leaves(self) -> tuple[list[Any], Any]:
+        """The tensors in one list, and the way back."""
+        return tree_flatten(tuple(vars(self).values()))
+
+    def kind(self) -> tuple[Any, ...]:
+        """What a step must have been made for to take these: the shapes, and which coefficients there are."""
+        leaves, spec = self.leaves()
+        return (str(spec), *((leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, torch.Tensor)))
+
+
+def step_kind(trials: int, shared: bool, batch: Any) -> tuple[Any, ...]:
+    """What tells one fast step from another before its inputs are gathered."""
+    leaves = tree_flatten(batch)[0]
+    return trials, shared, tuple(leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+class FastStep(ABC):
+    """A training step made for one kind of inputs."""
+
+    def __init__(self, way: Way, task: Task, flats: Sequence[Flat], inputs: Inputs, shared: bool) -> None:
+        self.way, self.task, self.flats, self.shared = way, task, flats, shared
+        self._kind, self._fixed = inputs.kind(), way.fixed
+        leaves, self._spec = inputs.leaves()
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self._leaves = leaves
+
+    def takes(self, inputs: Inputs) -> bool:
+        """Whether it was made for such inputs."""
+        return self.way.fixed == self._fixed and inputs.kind() == self._kind
+
+    @abstractmethod
+    def __call__(self, inputs: Inputs) -> torch.Tensor:
+        """Train; gives the losses of the trials."""
+
+    def _train(self, *tensors: torch.Tensor) -> torch.Tensor:
+        filled = list(self._leaves)
+        for i, tensor in zip(self._places, tensors, strict=True):
+            filled[i] = tensor
+        return train(self.way, self.task, self.flats, Inputs(*tree_unflatten(filled, self._spec)), self.shared)
+
+    def _tensors(self, inputs: Inputs) -> list[torch.Tensor]:
+        leaves = inputs.leaves()[0]
+        return [leaves[i] for i in self._places]
+
+
+class CompiledStep(FastStep):
+    """Compiled by Inductor."""
+
+    def __init__(self, way: Way, task: Task, flats: Sequence[Flat], inputs: Inputs, shared: bool) -> None:
+        from torch._inductor import compile as inductor
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        super().__init__(way, task, flats, inputs, shared)
+        given = self._tensors(inputs)
+        try:
+            graph = make_fx(self._train, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+        finally:
+            way.release()  # its module holds the trace's tensors
+        self._run: Any = inductor(graph, list(given))
+        self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+
+    @torch.no_grad()
+    def __call__(self, inputs: Inputs) -> torch.Tensor:
+        made = self._run(*self._tensors(inputs))
+        losses: torch.Tensor = made[0] if isinstance(made, tuple | list) else made
+        return losses
+
+
+class CapturedStep(FastStep):
+    """Recorded as a CUDA graph, over ``step`` or the plain one; its own copies of the batch, keys and numbers."""
+
+    def __init__(
+        self, way: Way, task: Task, flats: Sequence[Flat], inputs: Inputs, shared: bool, step: FastStep | None = None
+    ) -> None:
+        super().__init__(way, task, flats, inputs, shared)
+        self._own = Inputs(
+            inputs.rows,
+            inputs.state,
+            inputs.others,
+            inputs.buffers,
+            *(tree_map(_copy, part) for part in (inputs.coefficients, inputs.batch, inputs.keys, inputs.numbers)),
+        )
+        self._addresses = _addresses(inputs)
+        run = partial(self._train, *self._tensors(self._own)) if step is None else partial(step, self._own)
+        written = [*inputs.rows, *inputs.buffers.values(), *(t for part in inputs.state for t in part.values())]
+        before = [tensor.clone() for tensor in written]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                run()
+                run()  # what allocates or chooses kernels does so before the recording
+            torch.cuda.current_stream().wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._losses = run()
+        finally:
+            way.release()
+            torch.cuda.synchronize()
+            for tensor, value in zip(written, before, strict=True):
+                tensor.copy_(value)
+
+    def takes(self, inputs: Inputs) -> bool:
+        return super().takes(inputs) and _addresses(inputs) == self._addresses
+
+    @torch.no_grad()
+    def __call__(self, inputs: Inputs) -> torch.Tensor:
+        for part in ("coefficients", "batch", "keys", "numbers"):
+            own, given = (tree_flatten(getattr(which, part))[0] for which in (self._own, inputs))
+            for into, value in zip(own, given, strict=True):
+                if isinstance(into, torch.Tensor):
+                    into.copy_(value)
+        self._graph.replay()
+        return self._losses
+
+
+def agree(step: FastStep, inputs: Inputs) -> None:
+    """Refuse a step that does not do what the plain one does, on copies of these inputs."""
+    leaves, spec = inputs.leaves()
+    plain, fast = (Inputs(*tree_unflatten([_copy(leaf) for leaf in leaves], spec)) for _ in range(2))
+    expected = train(step.way, step.task, step.flats, plain, step.shared)
+    step.way.release()
+    losses = step(fast)
+    tolerance = 1e-9 if expected.dtype == torch.float64 else 0.05 if step.task.precision == "fp32" else 0.3
+    pairs = [(expected, losses), *((a - i, b - i) for a, b, i in zip(plain.rows, fast.rows, inputs.rows, strict=True))]
+    for one, other in pairs:
+        far = float((one.double() - other.double()).norm() / one.double().norm().clamp(min=1e-30))
+        if not far <= tolerance and bool(torch.isfinite(one).all()):
+            raise Unfusable(f"the compiled step differs from the plain one by {far:.2g}")
+
+
+def train(way: Way, task: Task, flats: Sequence[Flat], inputs: Inputs, shared: bool) -> torch.Tensor:
+    """One training step of all trials, in place; gives their losses."""
+    with torch.enable_grad():
+        views = [view for flat, rows in zip(flats, inputs.rows, strict=True) for view in flat.views(rows.detach())]
+        params = {name: view.detach().requires_grad_() for name, view in views}
+        trained = list(params.values())
+        params.update(inputs.others)
+        mixed = task.precision == "bf16"
+        way.train()
+        with torch.autocast(inputs.rows[0].device.type, torch.bfloat16, enabled=mixed):
+            losses: torch.Tensor = way.run(
+                task.loss, params, inputs.buffers, inputs.batch, shared, inputs.keys, inputs.numbers
+            )
+        grads = iter(torch.autograd.grad(losses.sum(), trained))
+    with torch.no_grad():
+        flat_grads = []
+        for flat in flats:
+            pieces = []
+            for _, gap in flat.lengths():
+                pieces.append(next(grads).reshape(len(losses), -1))
+                if gap:
+                    pieces.append(pieces[-1].new_zeros(len(losses), gap))
+            flat_grads.append(torch.cat(pieces, 1))
+        if task.clip_grad_norm is not None:
+            clip_rows(flat_grads, task.clip_grad_norm)
+        for flat, rows, gradient, state, c in zip(
+            flats, inputs.rows, flat_grads, inputs.state, inputs.coefficients, strict=True
+        ):
+            assert flat.step is not None
+            flat.step.update(rows, gradient, state, c)
+    return losses.detach()
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _addresses(inputs: Inputs) -> tuple[int, ...]:
+    tensors = (*inputs.rows, *inputs.buffers.values(), *(t for part in inputs.state for t in part.values()))
+    return tuple(tensor.data_ptr() for tensor in tensors)

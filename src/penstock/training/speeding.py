@@ -1,0 +1,71 @@
+"""When a bundle's step is compiled or captured: where the steps that are certain repay it, and never otherwise.
+
+Hydro's lazy rule (§4.2): a trial is sure to train to its grant, the next rung, and not to the last one. So what counts
+is how many steps the bundle will take as it is now, until the first of its trials leaves.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from penstock.training.compiled import CapturedStep, CompiledStep, FastStep, Inputs, agree
+
+COMPILING = 60.0  # seconds that compiling takes, until it was measured
+SAVED = 0.25  # the share of a step that compiling saves, until it was measured
+CAPTURING = 10  # steps that a capture costs about
+TIMED = 5  # steps after which a compiled step is known
+
+
+class Speeding:
+    """Watches a bundle's pace and makes its step faster where that pays."""
+
+    def __init__(self, recipe: Any) -> None:
+        self.recipe = recipe
+        self.wanted: str | None = None
+        self.pace: float | None = None  # seconds of a plain step
+
+    def consider(self, certain: int, pace: float) -> None:
+        """Decide, given how many steps are certain and the seconds that a plain one takes."""
+        self.pace = pace
+        cost, saved = self.recipe.compiling or (COMPILING, SAVED)
+        if self.recipe.compilable and certain * pace * saved > cost:
+            self.wanted = "compiled"
+        elif self.recipe.capturable and certain > 5 * CAPTURING and torch.cuda.is_available():
+            self.wanted = "captured"
+
+    def make(self, inputs: Inputs, shared: bool, trial: Any, flats: Any) -> FastStep | None:
+        """The step that is wanted, made for such inputs; None where it cannot be, or is not what the plain one is."""
+        wanted, self.wanted = self.wanted, None
+        recipe, began = self.recipe, time.perf_counter()
+        step: FastStep
+        try:
+            if wanted == "compiled":
+                step = CompiledStep(recipe.way, trial.task, flats, inputs, shared)
+                agree(step, inputs)
+                recipe.compiling = (time.perf_counter() - began, (recipe.compiling or (0.0, SAVED))[1])
+                if recipe.capturable and inputs.rows[0].is_cuda:
+                    step = CapturedStep(recipe.way, trial.task, flats, inputs, shared, step)
+            else:
+                step = CapturedStep(recipe.way, trial.task, flats, inputs, shared)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            said = str(error).strip().splitlines()
+            recipe.refusals.append(f"{wanted}: {said[0] if said else type(error).__name__}")
+            if wanted == "compiled":
+                recipe.compilable = False
+            else:
+                recipe.capturable = False
+            return None
+        return step
+
+    def timed(self, pace: float) -> bool:
+        """Take the pace of the faster step; whether it is one."""
+        if self.pace is None:
+            return True
+        if self.recipe.compiling is not None:
+            self.recipe.compiling = (self.recipe.compiling[0], max(0.0, 1 - pace / self.pace))
+        return pace <= self.pace
