@@ -33,6 +33,18 @@ def _until(run, units):
             return
 
 
+class Exact(Fails):
+    """In float64, where trials that train together give what they give alone to 1e-9; some cannot be made."""
+
+    def data(self, config):
+        return tuple(tuple(t.double() if t.is_floating_point() else t for t in part) for part in super().data(config))
+
+    def model(self, config):
+        if config.get("broken"):
+            raise RuntimeError("no such model")
+        return super().model(config).double()
+
+
 class ExecutorContract:
     """What ``penstock.executors.base.Executor`` promises."""
 
@@ -49,8 +61,26 @@ class ExecutorContract:
         yield executor  # each test leaves it idle
         executor.close()
 
-    def place(self, executor, *placements, device=0, name="a"):
-        executor.place(Bundle(name, (executor.devices()[device].name,), placements))
+    @pytest.fixture(scope="class")
+    @classmethod
+    def exact(cls, tmp_path_factory):
+        executor = cls.make(Job(Exact(), 0, "loss", "min", tmp_path_factory.mktemp("states")))
+        yield executor  # each test leaves it idle
+        executor.close()
+
+    def place(self, executor, *placements, device=0, name="a", **fused):
+        executor.place(Bundle(name, (executor.devices()[device].name,), placements, **fused))
+
+    def fuse(self, executor, *placements, **where):
+        signature = executor.describe([CONFIG], train=False)[0].signature
+        self.place(executor, *placements, **where, mode="fused", signature=signature, size=8)
+
+    def assert_as_alone(self, events, trial, config, units):
+        """Every unit was reported once and in order, as the trial alone would."""
+        own = [e for e in events if isinstance(e, Report) and e.trial == trial]
+        assert [e.unit for e in own] == list(range(1, units + 1))
+        for report, expected in zip(own, alone(Exact(), trial, config, units), strict=True):
+            assert report.metrics == pytest.approx(expected, abs=1e-9)
 
     def until_left(self, executor, count=1):
         """The events until ``count`` trials have left their bundles."""
@@ -148,3 +178,59 @@ class ExecutorContract:
 
     def test_devices_say_what_they_are(self, executor):
         assert all(device.memory > 0 and device.type and device.name for device in executor.devices())
+
+    def test_trials_that_differ_in_what_may_differ_have_one_signature(self, executor):
+        one, other, larger, broken = executor.describe(
+            [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.1, "batch_size": 8}, {"lr": 0.1, "batch_size": 10**6}], train=False
+        )
+        assert one.signature == other.signature is not None
+        assert larger.signature not in (one.signature, None)
+        assert larger.batch_size == 8
+        assert broken.signature is None, "its trial says why when it trains"
+
+    def test_a_fused_bundle_is_told_of_trial_by_trial_as_if_each_were_alone(self, exact):
+        placed = [(trial, {"lr": 0.02 * (trial + 1)}, 1 + trial % 3) for trial in range(4)]
+        self.fuse(exact, *(Placement(trial, next(attempts), config, units) for trial, config, units in placed))
+        events = self.until_left(exact, 4)
+        for trial, config, units in placed:
+            self.assert_as_alone(events, trial, config, units)
+            own = [e for e in events if getattr(e, "trial", None) == trial and not isinstance(e, Saved)]
+            report, finished = own[-2:]
+            assert isinstance(finished, Finished)
+            assert report.state.unit == units
+
+    def test_a_fused_bundle_changes_when_it_is_declared_again(self, exact):
+        stays, goes, comes = (Placement(trial, next(attempts), CONFIG, 10**6) for trial in (1, 2, 3))
+        self.fuse(exact, stays, goes)
+        events = []
+        while len(self.curve(events)) < 4:
+            events += exact.wait()
+        self.fuse(exact, stays, comes)
+        events += self.until_left(exact)
+        stopped = events[-1]
+        assert (type(stopped), stopped.trial) == (Stopped, 2)
+        units = len([e for e in events if isinstance(e, Report) and e.trial == 2])
+        again = Placement(2, next(attempts), CONFIG, units + 2, stopped.state)
+        self.fuse(exact, stays, comes, again)
+        events += self.until_left(exact)
+        self.place(exact)
+        events += self.until_left(exact, 2)
+        self.assert_as_alone(events, 2, CONFIG, units + 2)
+        for trial in (1, 3):
+            left = [e for e in events if getattr(e, "trial", None) == trial][-1]
+            done = len([e for e in events if isinstance(e, Report) and e.trial == trial])
+            assert isinstance(left, Stopped)
+            self.assert_as_alone(events, trial, CONFIG, done)
+            self.place(exact, Placement(trial, next(attempts), CONFIG, done + 1, left.state))  # it goes on solo
+            more = self.until_left(exact)
+            self.assert_as_alone(events + more, trial, CONFIG, done + 1)
+
+    def test_a_trial_of_a_fused_bundle_that_cannot_be_made_fails_alone(self, exact):
+        broken = {**CONFIG, "broken": True}
+        self.fuse(exact, *(Placement(trial, next(attempts), (CONFIG, broken)[trial == 2], 2) for trial in (1, 2, 3)))
+        events = self.until_left(exact, 3)
+        (failed,) = (e for e in events if isinstance(e, Failed))
+        assert failed.trial == 2
+        assert "no such model" in failed.error
+        for trial in (1, 3):
+            self.assert_as_alone(events, trial, CONFIG, 2)

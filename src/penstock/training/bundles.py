@@ -186,9 +186,10 @@ class FusedRun(Run):
                     return
                 except Exception:
                     yield from self._one_by_one()
-                ended = self.fused.take_ended()
+                yield from self._fail_those()
+                ended = [trial for trial in self.fused.take_ended() if trial in self.fused.trials]
                 self._pace(began, bool(ended))
-                rows = self.fused.evaluate(ended) if ended else []
+                rows = (yield from self._evaluate(ended)) if ended else []
                 share = (time.perf_counter() - began) / max(1, len(self.members))
                 for member in self.members:
                     member.seconds += share
@@ -196,7 +197,10 @@ class FusedRun(Run):
                 due = time.perf_counter() - saved > len(self.members) * worker.save_cost / SAVING
                 self.fused.take_metrics(ended, rows)
                 peak = worker.peak_bytes() if ended else None
+                yield from self._fail_those()
                 for trial, metrics in zip(ended, rows, strict=True):
+                    if trial not in self.fused.trials:
+                        continue
                     yield self._report(trial, metrics, due, peak)
                     if trial.unit >= self._member(trial).placement.budget:
                         yield self._finish(trial)
@@ -275,10 +279,37 @@ class FusedRun(Run):
     def _one_by_one(self) -> Events:
         """After an error, each trial takes its step alone, so that it is known whose error it is."""
         for trial, error in self.fused.step_each():
-            member = self._member(trial)
-            self.members.remove(member)
-            p = member.placement
-            yield Failed(p.trial, p.attempt, explain(error), died=out_of_memory(error))
+            yield self._fail(trial, error)
+
+    def _evaluate(self, ended: list[Any]) -> Generator[WorkerEvent | None, None, list[Any]]:
+        """The metrics of those that have ended a unit; one by one after an error, so that it is known whose it is."""
+        try:
+            return self.fused.evaluate(ended)
+        except Exception as error:
+            if out_of_memory(error):
+                self.fused.recipe.alone = "a lack of memory"
+        rows = []
+        for trial in list(ended):
+            try:
+                rows.append(trial.evaluate())
+            except Exception as error:
+                ended.remove(trial)
+                self.fused.leave(trial)
+                yield self._fail(trial, error)
+        return rows
+
+    def _fail_those(self) -> Events:
+        """Take out the trials whose schedulers raised."""
+        for trial, error in self.fused.take_failed():
+            if trial in self.fused.trials:
+                self.fused.leave(trial)
+            yield self._fail(trial, error)
+
+    def _fail(self, trial: Any, error: Exception) -> Failed:
+        member = self._member(trial)
+        self.members.remove(member)
+        p = member.placement
+        return Failed(p.trial, p.attempt, explain(error), died=out_of_memory(error))
 
     # Measuring
 

@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from penstock import seeds
 from penstock.bundle import Description
 from penstock.errors import TaskError
 from penstock.task import task_name
 from penstock.training.checkpoint import check_loadable
 from penstock.training.data import ABSENT, ReadConfig
 from penstock.training.loop import Training
-from penstock.training.randomness import position
+from penstock.training.randomness import position, seed_everything
 from penstock.training.signature import attributes, compared, signature
 from penstock.training.stacked import Unfusable
 from penstock.trial import Config
@@ -28,18 +30,18 @@ def describe(training: Training, known: list[Reads], *, train: bool) -> Descript
 
     ``known`` keeps what loss and metrics were seen to read from configs, so that they run once for many alike.
     """
-    reads = next((reads for reads in known if reads.of(training.config)), None)
     model, description = _attributes(training), Description(bytes=_state_bytes(training))
+    reads = next((reads for reads in known if reads.of(training.config, model)), None)
     if train:
         description, found = _watched(training, dry_batch)
     elif reads is None:
         _, found = _watched(training, _forward)
     if reads is None:
-        reads = found
+        reads = replace(found, model=model, refusal=found.refusal or _other_each_time(training, model))
         known.append(reads)
     try:
-        if reads.refusal or isinstance(model, Unfusable):
-            raise Unfusable(reads.refusal or str(model))
+        if reads.refusal or isinstance(model, str):
+            raise Unfusable(model if isinstance(model, str) else reads.refusal)
         values = {**reads.values, **training.data.read}
         made = signature(training.task, model, training.model, training.optimizer, training.batch_size, values)
     except Unfusable as error:
@@ -49,16 +51,37 @@ def describe(training: Training, known: list[Reads], *, train: bool) -> Descript
 
 def _state_bytes(training: Training) -> int:
     """About what a trial holds between two steps: its weights and the best ones, gradients, two moments."""
-    weights = sum(p.nbytes for p in training.model.parameters())
+    weights = sum(p.nbytes for p in training.model.parameters() if not is_lazy(p))
     return 5 * weights + 2 * sum(b.nbytes for b in training.model.buffers())
 
 
-def _attributes(training: Training) -> list[str] | Unfusable:
-    """Of the model as it was made: a forward may leave something behind."""
+def _attributes(training: Training) -> list[str] | str:
+    """Of the model as it was made: a forward may leave something behind. Or why it cannot be fused."""
     try:
         return attributes(training.model)
     except Unfusable as error:
-        return error
+        return str(error)
+
+
+def _other_each_time(training: Training, looks: list[str] | str) -> str:
+    """What of the model cannot be compared or is drawn at random, as a refusal: it runs for all trials as it is in one.
+
+    Another trial's model is made for that, with other weights.
+    """
+    if isinstance(looks, str):
+        return ""
+    seed_everything(seeds.key("another trial"))
+    again = attributes(training.task.model(training.config).to(training.device))
+    if again == looks:
+        return ""
+    path = ""
+    for old, new in zip(looks, again, strict=False):
+        name, is_module = new.split()[0], new.startswith("module")
+        path = new.split(" ")[1] if is_module else path
+        if old != new:
+            what = f"module {path}" if is_module else f"{path}.{name}".lstrip(".")
+            return f"the model's {what} is another each time that it is made, or cannot be compared"
+    return "the model has more modules each time that it is made"
 
 
 @dataclass(frozen=True)
@@ -67,10 +90,13 @@ class Reads:
 
     values: Config
     refusal: str = ""
+    model: list[str] | str = ""
 
-    def of(self, config: Config) -> bool:
-        """Whether they would read the same from another config, and so do the same."""
-        return all(compared(config.get(name, ABSENT)) == compared(value) for name, value in self.values.items())
+    def of(self, config: Config, model: list[str] | str) -> bool:
+        """Whether they would read the same from another config with such a model, and so do the same."""
+        return model == self.model and all(
+            compared(config.get(name, ABSENT)) == compared(value) for name, value in self.values.items()
+        )
 
 
 def _watched(training: Training, run: Callable[[Training], Result]) -> tuple[Result, Reads]:

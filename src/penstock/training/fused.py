@@ -52,6 +52,7 @@ class Recipe:
 
     ways: list[type[Way]] = field(default_factory=lambda: [Native, General])
     way: Way | None = None
+    agreed: set[tuple[str, ...]] = field(default_factory=set)  # the numbers that differed when it was compared
     refusals: list[str] = field(default_factory=list)  # why a way cannot be taken
     idle: frozenset[str] = frozenset()  # parameters that the loss does not reach
     alone: str | None = None  # why trials are measured one by one
@@ -71,6 +72,7 @@ class Fused:
         self.stack: Stack | None = None
         self.losses = torch.empty(0)  # of the rows that were trained last
         self.ended: list[Training] = []
+        self.failed: list[tuple[Training, Exception]] = []
         self.fast: dict[Any, FastStep] = {}  # compiled or captured steps, by what they were made for
         self.speeding = Speeding(recipe)
         self._streams: Streams | None = None
@@ -160,8 +162,16 @@ class Fused:
     def _count(self, trials: Sequence[Training]) -> None:
         for trial in trials:
             self._ahead[id(trial)] = max(self._ahead.get(id(trial), 0), self._round) + 1
-            if trial.count_step():
-                self.ended.append(trial)
+            try:
+                if trial.count_step():
+                    self.ended.append(trial)
+            except Exception as error:  # its scheduler's: the others have trained too, and are to be counted
+                self.failed.append((trial, error))
+
+    def take_failed(self) -> list[tuple[Training, Exception]]:
+        """The trials whose schedulers raised, which are then to be taken out."""
+        failed, self.failed = self.failed, []
+        return failed
 
     def take_ended(self) -> list[Training]:
         """The trials that have ended a unit, which are then to be measured."""
@@ -250,6 +260,7 @@ class Fused:
     def _inputs(self, first: int, last: int, batch: Any) -> Inputs:
         trials, way = self.trials[first:last], self.recipe.way
         assert way is not None
+        way.train()  # which keys are needed depends on it
         keys = self._keys(trials)
         return Inputs.of(self._stack, first, last, batch, keys, way.numbers(first, last, self._stack.device))
 
@@ -264,6 +275,9 @@ class Fused:
         if self.recipe.way is None:
             self._find_way(first, last, batches)
         assert self.recipe.way is not None
+        if self.recipe.way.varying not in self.recipe.agreed:  # a number differs now that all had in common
+            agree(self.recipe.way, self._case(first, last, batches))
+            self.recipe.agreed.add(self.recipe.way.varying)
         grads = self._gradients_by(self.recipe.way, first, last, batches)
         idle = {name for name, grad in zip(self._stack.trained(), grads, strict=True) if grad is None}
         if idle:
@@ -311,14 +325,11 @@ class Fused:
 
     def _find_way(self, first: int, last: int, batches: dict[Position, Any]) -> None:
         """Take the first way whose gradients agree with those of a trial alone, on this very batch."""
-        trials = self.trials[first:last]
-        batch, shared = self._together(trials, batches)
-        alone = batches[_position(trials[0])]
-        case = Case(self._stack, first, last, batch, shared, self._keys(trials), alone, self._plain)
+        case = self._case(first, last, batches)
         while self.recipe.ways:
             kind = self.recipe.ways[0]
             try:
-                way = kind(self._plain, trials[0].config)
+                way = kind(self._plain, case.trial.config)
                 way.vary([trial.model for trial in self.trials])
                 agree(way, case)
             except torch.OutOfMemoryError:
@@ -328,8 +339,17 @@ class Fused:
                 self.recipe.ways.pop(0)
             else:
                 self.recipe.way = way
+                self.recipe.agreed.add(way.varying)
                 return
         raise Unfusable("; ".join(self.recipe.refusals))
+
+    def _case(self, first: int, last: int, batches: dict[Position, Any]) -> Case:
+        trials = self.trials[first:last]
+        if self.recipe.way is not None:
+            self.recipe.way.train()  # which keys are needed depends on it
+        batch, shared = self._together(trials, batches)
+        alone = batches[_position(trials[0])]
+        return Case(self._stack, first, last, batch, shared, self._keys(trials), alone, self._plain)
 
     @property
     def _stack(self) -> Stack:
@@ -381,7 +401,13 @@ class Fused:
 
     def take_metrics(self, trials: Sequence[Training], metrics: Sequence[Metrics]) -> None:
         """Count a unit of each trial, and keep the weights of those that were never better."""
-        better = [trial for trial, row in zip(trials, metrics, strict=True) if trial.count_unit(row)]
+        better = []
+        for trial, row in zip(trials, metrics, strict=True):
+            try:
+                if trial.count_unit(row):
+                    better.append(trial)
+            except Exception as error:
+                self.failed.append((trial, error))
         if better:
             self._stack.keep_best([self.trials.index(trial) for trial in better])
 

@@ -28,9 +28,9 @@ class Measuring:
     def next(self, left: int) -> int:
         """How many of ``left`` rows to train next."""
         wanted = self._wanted()
-        if wanted is not None and wanted <= left:
-            return wanted
-        return min(left, max(self._times, default=left)) if wanted is not None else left
+        if wanted is None:  # it is known in the middle of a step
+            return min(left, max(2, self.size))
+        return wanted if wanted <= left else min(left, max(self._times, default=left))
 
     def took(self, size: int, seconds: float, bytes: int | None) -> None:
         """A step of ``size`` trials took so long, and so much memory at its peak."""

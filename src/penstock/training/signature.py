@@ -15,11 +15,13 @@ import inspect
 import itertools
 import sys
 import types
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from penstock.task import Task
 from penstock.training.optimizers import vector_flags
@@ -36,6 +38,7 @@ _REGISTRIES = {
 }
 _HOOKS = {name for name in vars(nn.Module()) if name.endswith(("_hooks", "_pre_hooks"))}
 _different = itertools.count()
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of classes that no module has by name
 
 
 def signature(
@@ -56,6 +59,9 @@ def signature(
     step = inspect.signature(type(optimizer).step).parameters.get("closure")
     if step is not None and step.default is inspect.Parameter.empty:
         raise Unfusable(f"{type(optimizer).__name__} needs a closure, which evaluates one trial's loss again and again")
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if task.clip_grad_norm is not None and any(p.requires_grad and id(p) not in held for p in model.parameters()):
+        raise Unfusable("clip_grad_norm counts gradients of parameters that the optimizer does not hold: freeze those")
     parts = [
         *looks,
         *_optimizer(model, optimizer),
@@ -70,6 +76,7 @@ def attributes(model: nn.Module) -> list[str]:
     parts = []
     params = {id(p): name for name, p in reversed(list(model.named_parameters(remove_duplicate=False)))}
     buffers: set[int] = set()
+    paths = {id(module): path for path, module in model.named_modules()}
     for path, module in model.named_modules():
         kind = type(module)
         free = {attribute for attribute, _ in PER_TRIAL.get(kind, ())}
@@ -77,8 +84,13 @@ def attributes(model: nn.Module) -> list[str]:
         for name, value in sorted(vars(module).items()):
             if name in _REGISTRIES or (name in _HOOKS and not value):
                 continue
+            if isinstance(value, types.MethodType) and id(value.__self__) in paths:
+                parts.append(f" {name} method of {paths[id(value.__self__)]} {compared(value.__func__)}")
+                continue
             parts.append(f" {name} {value is None if name in free else compared(value)}")
         for name, p in module._parameters.items():
+            if is_lazy(p):
+                raise Unfusable(f"{path}.{name} gets its shape in the first forward")
             shape = None if p is None else (tuple(p.shape), p.dtype, p.requires_grad, params[id(p)])
             parts.append(f" parameter {name} {shape}")
         for name, b in module._buffers.items():
@@ -127,8 +139,6 @@ def compared(value: Any) -> str:
         return f"tensor {value.dtype} {tuple(value.shape)} {content.hexdigest()}"
     if isinstance(value, functools.partial):
         return f"partial({compared(value.func)}, {compared(value.args)}, {compared(value.keywords)})"
-    if isinstance(value, types.MethodType) and isinstance(value.__self__, nn.Module):
-        return f"method {compared(value.__func__)}"
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType):
         return _by_name(value)
     return _unlike(value)
@@ -147,10 +157,12 @@ def _by_name(value: Any) -> str:
         return f"{module}.{name}"
     if isinstance(value, types.FunctionType):  # a lambda or a function made inside another
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        cells = ["itself" if content is value else content for content in cells]
         code = value.__code__
         told = (code.co_code.hex(), compared(code.co_names), *(compared(c) for c in code.co_consts))
-        return f"{module}.{name} {told} {compared(cells)} {compared(value.__defaults__)}"
-    return f"{module}.{name} {id(value)}"
+        given = (value.__defaults__, value.__kwdefaults__, value.__dict__)
+        return f"{module}.{name} {told} {compared(cells)} {compared(given)}"
+    return f"{module}.{name} {_numbers.setdefault(value, next(_different))}"
 
 
 def _unlike(value: Any) -> str:

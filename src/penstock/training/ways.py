@@ -75,7 +75,7 @@ class PerTrial(float):
         raise Unfusable(f"{self.name} differs from trial to trial, and is used where all trials must have the same")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __float__ = __int__ = __round__ = _refuse
 
 
 class Way(ABC):
@@ -127,6 +127,11 @@ class Way(ABC):
                 setattr(module, attribute, site)
                 self._sites.append((module, attribute, site))
         self.fixed = tuple(fixed)
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """The names of the numbers that differ from trial to trial now."""
+        return tuple(site.name for _, _, site in self._sites)
 
     def numbers(self, first: int, last: int, device: torch.device) -> list[torch.Tensor]:
         """The numbers that differ from trial to trial, of some rows."""
