@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.bundle import Bundle, Description, Job, Placement, Stopped, WorkerEvent
@@ -59,8 +60,13 @@ class Worker:
             return self._unsaid.popleft()
         assert self._events is not None
         assert self._run is not None
-        event = next(self._events, None)
-        if self._run.over:
+        event, ended = None, False
+        try:
+            event = next(self._events)
+        except StopIteration:  # it gave up: whoever was to come has not begun
+            ended = True
+            self._run.declare(replace(self._run.bundle, placements=()))
+        if ended or self._run.over:
             self._events.close()
             self._run = self._events = None
             self._begin_next()
