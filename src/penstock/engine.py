@@ -329,6 +329,8 @@ class Engine:
             self._collect(best.number)
         if settled is not self.history.settled and settled is not None:
             self._collect(settled.number)
+        while self.history.released:
+            self._collect(_owner(self.history.released.pop()))
         if (report := told(event, self.history)) is not None:
             for decision in self.decider.after(report):
                 self._log(decision)

@@ -78,6 +78,7 @@ class History:
         self.mode_of: dict[int, str] = {}  # the mode that each trial was last placed in
         self.measured: dict[str, Measured] = {}  # what was found out about fusing, by signature
         self.donors: Counter[str] = Counter()  # files that a trial still waits to begin from
+        self.released: set[str] = set()  # files that were donors until the last line, for whoever deletes states
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> History:
@@ -144,6 +145,7 @@ class History:
         if event.start_from is not None and event.start_from[0] != event.trial:
             origin = StartFrom(*event.start_from)
             record.copied_at, record.reported, record.state, record.diverged = origin.unit, origin.unit, None, False
+            self._release(record)
             record.start = self.trials[origin.trial].state
             if record.start is not None:
                 self.donors[record.start.file] += 1
@@ -168,11 +170,15 @@ class History:
 
     def _save(self, record: TrialRecord, state: StateRef) -> None:
         record.state = state
-        if record.start is not None:
-            self.donors[record.start.file] -= 1
-            record.start = None
+        self._release(record)
         if state.unit >= record.best_unit > record.copied_at:  # it holds the best weights since the last take-over
             record.best_state = state
+
+    def _release(self, record: TrialRecord) -> None:
+        if record.start is not None:
+            self.donors[record.start.file] -= 1
+            self.released.add(record.start.file)
+            record.start = None
 
     def _rank(self, record: TrialRecord) -> None:
         if self.best is record and not _sound(record):
@@ -186,6 +192,8 @@ class History:
         self.counts[record.status] -= 1
         self.counts[status] += 1
         record.status = status
+        if status in ("finished", "stopped", "failed"):
+            self._release(record)
         if status in ("finished", "stopped"):
             self.settled = _better(self.settled, record)
 
