@@ -1,14 +1,20 @@
 """Bundles on a worker: what it says of each trial, whoever comes and goes and whatever goes wrong."""
 
+import time
+from itertools import count
+
 import pytest
 import torch
 from torch import nn
 
 from penstock.bundle import Bundle, Failed, Finished, Job, Measured, Placement, Saved, Stopped
+from penstock.errors import TaskError
 from penstock.profiles import best_size
 from penstock.training import bundles, measuring
 from penstock.training.checkpoint import load
+from penstock.training.fused import Fused
 from penstock.training.measuring import Measuring
+from penstock.training.stacked import Unfusable
 from penstock.training.ways import Native
 from penstock.training.worker import Worker
 from penstock.trial import Report
@@ -45,9 +51,18 @@ class Raises(torch.optim.lr_scheduler.LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self):
-        if self.last_epoch == self.when:
+        if self.last_epoch >= self.when > 0:
             raise ValueError("one step too many")
         return [group["lr"] for group in self.optimizer.param_groups]
+
+
+class Raising(Exact):
+    """Raises in the loss of a trial that says so."""
+
+    def loss(self, model, batch, config):
+        if config["wrong"]:
+            raise ValueError("raised")
+        return super().loss(model, batch, config)
 
 
 class Driven:
@@ -60,7 +75,7 @@ class Driven:
 
     def placement(self, trial, budget, state=None, **config):
         self.attempt += 1
-        made = Placement(trial, self.attempt, {"lr": LRS[trial], **config}, budget, state)
+        made = Placement(trial, self.attempt, {"lr": LRS[trial % len(LRS)], **config}, budget, state)
         self.placed[trial] = made
         return made
 
@@ -69,13 +84,15 @@ class Driven:
 
     def go_on(self, until=lambda event: False):
         """Train until everybody has left, or something happens."""
-        while not self.worker.idle:
+        for _ in range(10_000):
+            if self.worker.idle:
+                return self
             event = self.worker.advance()
             if event is not None:
                 self.events.append(event)
                 if until(event):
                     return self
-        return self
+        raise AssertionError("the bundle comes to no end")
 
     def of(self, trial, kind=object):
         return [e for e in self.events if getattr(e, "trial", None) == trial and isinstance(e, kind)]
@@ -147,7 +164,7 @@ def test_a_grant_grows_and_shrinks_while_trials_run(driven):
 
 
 def test_a_bundle_declared_empty_stops_everybody_with_a_state(driven):
-    driven.place(*(driven.placement(trial, 10**6) for trial in range(3)))
+    driven.place(*(driven.placement(trial, 100) for trial in range(3)))
     driven.go_on(lambda e: isinstance(e, Report) and e.unit == 2)
     driven.place()
     driven.go_on()
@@ -156,7 +173,7 @@ def test_a_bundle_declared_empty_stops_everybody_with_a_state(driven):
 
 
 def test_another_bundle_takes_the_place_of_one_that_runs(driven):
-    driven.place(*(driven.placement(trial, 10**6) for trial in range(2)))
+    driven.place(*(driven.placement(trial, 100) for trial in range(2)))
     driven.go_on(lambda e: isinstance(e, Report))
     driven.place(*(driven.placement(trial, 2) for trial in range(2, 4)), name="b")
     driven.go_on()
@@ -169,6 +186,16 @@ def test_whoever_is_taken_away_before_it_began_is_stopped_where_it_stood(driven)
     driven.place()
     driven.go_on()
     assert driven.left(0) == Stopped(0, 1, None)
+
+
+def test_whoever_was_told_that_it_left_does_not_come_back_by_an_old_declaration(driven):
+    first, second = driven.placement(0, 2), driven.placement(1, 2)
+    driven.place(first, second)
+    driven.place(first)
+    driven.place(first, second)
+    driven.go_on()
+    assert driven.of(1) == [Stopped(1, 2, None)]
+    driven.assert_as_alone(0)
 
 
 def test_states_between_reports_are_those_of_the_trials_alone(driven, monkeypatch):
@@ -221,6 +248,7 @@ def test_an_error_that_all_trials_make_is_told_of_each(tmp_path):
     driven.go_on(lambda e: len(driven.events) > 100)
     assert ["a short batch" in driven.left(trial).error for trial in range(3)] == [True] * 3
     assert not any(driven.left(trial).died for trial in range(3))
+    assert {e.size for e in driven.measured()} == {4}, "memory has nothing to do with it"
 
 
 def test_metrics_that_raise_for_one_trial_are_its_error_alone(tmp_path):
@@ -238,11 +266,102 @@ def test_metrics_that_raise_for_one_trial_are_its_error_alone(tmp_path):
     driven.assert_as_alone(0, 2)
 
 
+class Stumbles(torch.optim.Adamax):
+    """An optimizer that is not vectorised, and raises at the step that a trial names."""
+
+    def step(self, closure=None):
+        if any(float(state["step"]) == self.param_groups[0]["stumbles"] for state in self.state.values()):
+            raise ValueError("stumbled")
+        return super().step(closure)
+
+
+class Stumbling(Exact):
+    def optimizer(self, params, config):
+        return Stumbles([{"params": list(params), "stumbles": config.get("stumbles", -1)}], lr=config["lr"])
+
+
+def test_an_error_while_parameters_are_written_sends_everybody_to_the_last_state(tmp_path):
+    driven = Driven(Stumbling(), tmp_path)
+    driven.place(*(driven.placement(trial, 3, stumbles=8 if trial == 1 else -1) for trial in range(5)))
+    driven.go_on()
+    assert all(isinstance(e, Stopped) or e.died for e in map(driven.left, range(5))), "to be tried again"
+    assert [len(driven.of(trial, Report)) for trial in range(5)] == [1] * 5
+    assert driven.measured()[-1].size == 2, "half as many"
+
+
+def test_whoever_was_still_to_come_when_a_bundle_gave_up_is_sent_back(tmp_path):
+    driven = Driven(Stumbling(), tmp_path)
+    first = [driven.placement(trial, 3, stumbles=2 if trial == 1 else -1) for trial in range(3)]
+    driven.place(*first)
+    driven.go_on(lambda e: isinstance(e, Failed | Stopped))
+    driven.place(*first, driven.placement(3, 3))
+    driven.go_on()
+    assert all(isinstance(driven.left(trial), Failed | Stopped) for trial in range(3))
+    assert driven.left(3) == Stopped(3, 4, None)
+    driven.place(driven.placement(4, 1), name="b")
+    driven.go_on()
+    driven.assert_as_alone(4)
+
+
 def test_a_trial_that_diverges_reports_so_and_the_others_train_on(driven):
     driven.place(driven.placement(0, 2), driven.placement(1, 2, lr=1e200), driven.placement(2, 2))
     driven.go_on()
     assert not driven.of(1, Report)[-1].metrics["loss"] < 1e9
     driven.assert_as_alone(0, 2)
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(2, None), (8, 8)])
+def test_what_was_reported_is_kept_when_a_bundle_dissolves(driven, monkeypatch, steps, kept):
+    step = Fused.step
+
+    def refusing(self, **kwargs):
+        if self.trials[0].step == steps:
+            raise Unfusable("simulated")
+        step(self, **kwargs)
+
+    monkeypatch.setattr(Fused, "step", refusing)
+    driven.place(*(driven.placement(trial, 3) for trial in range(2)))
+    driven.go_on()
+    assert [(e.way, e.size, e.reason) for e in driven.measured()[-1:]] == [("solo", 1, "simulated")]
+    assert [e.state and e.state.step for e in map(driven.left, range(2))] == [kept] * 2
+
+
+class Mapped(Exact):
+    """Takes an operator that only the general way has a rule for."""
+
+    def loss(self, model, batch, config):
+        return super().loss(lambda x: torch.func.vmap(torch.sin)(model(x)), batch, config)
+
+
+def test_a_way_that_was_not_taken_is_told_with_its_reason(tmp_path):
+    driven = Driven(Mapped(), tmp_path)
+    driven.place(*(driven.placement(trial, 1) for trial in range(2)))
+    driven.go_on()
+    assert driven.measured()[0].way == "general"
+    assert "; not native: " in driven.measured()[0].reason
+
+
+def test_an_error_that_is_nobodys_is_told_of_each(driven, monkeypatch):
+    def broken(self):
+        raise ZeroDivisionError("of our own")
+
+    monkeypatch.setattr(Fused, "take_ended", broken)
+    driven.place(*(driven.placement(trial, 2) for trial in range(3)))
+    driven.go_on()
+    assert all("of our own" in driven.left(trial).error for trial in range(3))
+    assert not any(driven.left(trial).died for trial in range(3))
+
+
+def test_an_error_says_all_and_an_error_in_the_task_what_is_wrong_with_it():
+    assert bundles.explain(TaskError("no optimizer")) == "no optimizer"
+    assert bundles.explain(ValueError("no number")) == "ValueError: no number"
+
+
+@pytest.mark.parametrize(
+    ("error", "died"), [(MemoryError(), True), (torch.OutOfMemoryError(), True), (RuntimeError("memory"), False)]
+)
+def test_a_lack_of_memory_may_be_gone_at_the_next_attempt(error, died):
+    assert bundles.out_of_memory(error) is died
 
 
 # Memory
@@ -275,7 +394,38 @@ def test_simulated_lack_of_memory_in_measuring_loses_nothing(driven, monkeypatch
     driven.place(*(driven.placement(trial, 2) for trial in range(5)), size=8)
     driven.go_on()
     assert [type(driven.left(trial)) for trial in range(5)] == [Finished] * 5
+    assert driven.measured()[-1].reason.endswith("; measured one by one, because of a lack of memory")
     driven.assert_as_alone(*range(5))
+
+
+def no_room_for_more_than(most, monkeypatch):
+    """Simulated: there is memory for the states of so many trials."""
+    enter = Fused.enter
+
+    def limited(self, trial):
+        if len(self.trials) >= most:
+            raise torch.OutOfMemoryError("simulated")
+        enter(self, trial)
+
+    monkeypatch.setattr(Fused, "enter", limited)
+
+
+def test_whoever_finds_no_room_is_sent_back_and_it_is_told(driven, monkeypatch):
+    no_room_for_more_than(2, monkeypatch)
+    driven.place(*(driven.placement(trial, 2) for trial in range(4)), size=8)
+    driven.go_on()
+    assert [driven.left(trial) for trial in (2, 3)] == [Stopped(2, 3, None), Stopped(3, 4, None)]
+    assert driven.measured()[0].size == 2
+    assert driven.measured()[0].reason == "memory ran out with more than 2 trials together"
+    driven.assert_as_alone(0, 1)
+
+
+def test_whoever_finds_no_room_alone_may_find_it_elsewhere(driven, monkeypatch):
+    no_room_for_more_than(0, monkeypatch)
+    driven.place(*(driven.placement(trial, 2) for trial in range(2)))
+    driven.go_on()
+    assert all(driven.left(trial).died for trial in range(2))
+    assert not driven.measured()
 
 
 # How many
@@ -308,6 +458,101 @@ def test_where_fusing_is_slower_it_says_so(driven, monkeypatch):
     assert first.size == 1
     assert "not worth it" in first.reason
     driven.assert_as_alone(*range(6))
+
+
+def test_an_error_in_the_first_steps_alone_is_the_first_trials(tmp_path, monkeypatch):
+    fake_times(monkeypatch, lambda size: 1.0)
+    driven = Driven(Raising(), tmp_path)
+    driven.place(*(driven.placement(trial, 2, wrong=trial == 0) for trial in range(4)), size=None)
+    driven.go_on()
+    assert "raised" in driven.left(0).error
+    assert [type(driven.left(trial)) for trial in range(1, 4)] == [Finished] * 3
+    driven.assert_as_alone(1, 2, 3)
+
+
+def test_whoever_comes_while_it_is_measured_is_measured_with_the_others(driven, monkeypatch):
+    fake_times(monkeypatch, lambda size: 1.0)
+    placements = [driven.placement(trial, 3) for trial in range(6)]
+    driven.place(*placements[:4], size=None)
+    for _ in range(measuring.ALONE + 1):
+        assert driven.worker.advance() is None
+    driven.place(*placements, size=None)
+    driven.go_on()
+    assert len([e for e in driven.measured() if e.seconds]) == 1
+    driven.assert_as_alone(*range(6))
+
+
+class Short(Exact):
+    unit_steps = 2
+
+
+def test_a_unit_that_ends_while_the_first_trial_is_timed_is_reported(tmp_path, monkeypatch):
+    fake_times(monkeypatch, lambda size: 1.0)
+    driven = Driven(Short(), tmp_path)
+    driven.place(*(driven.placement(trial, 5) for trial in range(3)), size=None)
+    driven.go_on()
+    assert [len(driven.of(trial, Report)) for trial in range(3)] == [5] * 3
+    assert all(e.usage.steps == 2 for e in driven.events if isinstance(e, Report))
+    driven.assert_as_alone(*range(3))
+
+
+def test_a_size_that_is_known_by_then_is_not_measured(driven):
+    first = driven.placement(0, 2)
+    driven.place(first, size=None)
+    driven.go_on(lambda e: isinstance(e, Report))
+    driven.place(first, driven.placement(1, 2), driven.placement(2, 2), size=2)
+    driven.go_on()
+    assert [(e.size, e.seconds) for e in driven.measured()] == [(2, {})]
+    driven.assert_as_alone(0, 1, 2)
+
+
+def test_seconds_of_the_device_are_divided_and_counted_once(driven, monkeypatch):
+    ticks = count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    driven.place(*(driven.placement(trial, 3) for trial in range(4)))
+    driven.go_on()
+    seconds = [e.usage.device_seconds for e in driven.events if isinstance(e, Report)]
+    assert len(seconds) == 12
+    assert 0 < sum(seconds) <= next(ticks)
+    assert max(seconds) < 2 * min(seconds), "a report has those of its own unit"
+
+
+def test_without_a_time_alone_nobody_pays_for_the_first_trials_error(tmp_path, monkeypatch):
+    fake_times(monkeypatch, lambda size: size**1.5)
+    driven = Driven(Raising(), tmp_path)
+    driven.place(*(driven.placement(trial, 2, lr=0.01 * trial, wrong=trial == 0) for trial in range(9)), size=None)
+    driven.go_on()
+    assert [type(driven.left(trial)) for trial in range(1, 9)] == [Finished] * 8
+
+
+def test_measuring_begins_when_a_second_trial_comes(driven, monkeypatch):
+    fake_times(monkeypatch, lambda size: 1.0)
+    first = driven.placement(0, 3), driven.placement(1, 3, wrong="model")
+    driven.place(*first, size=None)
+    driven.go_on(lambda e: isinstance(e, Report))
+    driven.place(*first, driven.placement(2, 3), driven.placement(3, 3), size=None)
+    driven.go_on()
+    driven.assert_as_alone(0, 2, 3)
+
+
+def test_measuring_ends_though_a_trial_has_left_meanwhile(driven, monkeypatch):
+    fake_times(monkeypatch, lambda size: 1.0)
+    placements = [driven.placement(trial, 3) for trial in range(8)]
+    driven.place(*placements, size=None)
+    for _ in range(measuring.ALONE + 2):
+        assert driven.worker.advance() is None
+    driven.place(*placements[:-1], size=None)
+    driven.go_on()
+    assert max(driven.measured()[0].seconds) == 7
+    driven.assert_as_alone(*range(7))
+
+
+def test_a_scheduler_that_fails_while_the_first_trial_is_timed_is_its_error_alone(driven, monkeypatch):
+    fake_times(monkeypatch, lambda size: 1.0)
+    driven.place(driven.placement(0, 2, wrong="step", when=1), *(driven.placement(t, 2) for t in (1, 2)), size=None)
+    driven.go_on()
+    assert "one step too many" in driven.left(0).error
+    driven.assert_as_alone(1, 2)
 
 
 def sizes_tried(trials, seconds, bytes=lambda size: None, free=10**9, alone=True):

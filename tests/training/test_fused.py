@@ -7,11 +7,12 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from penstock.training.fused import Recipe
+from penstock.training.fused import Recipe, _stack_leaves
 from penstock.training.stacked import Unfusable
 from penstock.training.ways import General, Native
 from tests.tasks import Blobs
@@ -160,8 +161,29 @@ def test_trials_at_one_position_share_a_batch():
     assert [one.step for one in ours] == [5, 5, 5, 6, 9]
 
 
-def test_what_leaves_is_a_plain_trial_that_shares_no_memory_with_the_bundle():
-    trials = Trials(Network(bundle()))
+def test_trials_whose_batches_are_of_one_length_take_one_step_together(monkeypatch):
+    trials, parts = Trials(Network(bundle())), []
+    ours = [trials.make(number, {"number": number}) for number in range(5)]
+    for one in ours[1::2]:
+        go_on(one, 2)  # the last batch of the epoch is next, and shorter
+    together = Together(Native).enter(*ours)
+    train = together.fused._train
+    monkeypatch.setattr(
+        together.fused, "_train", lambda first, last, *rest: parts.append(last - first) or train(first, last, *rest)
+    )
+    together.step()
+    assert sorted(parts) == [2, 3]
+
+
+def test_what_is_no_tensor_in_a_batch_must_be_the_same_at_every_position():
+    assert _stack_leaves("alike", "alike") == "alike"
+    with pytest.raises(Unfusable, match="a batch holds a str that differs from position to position"):
+        _stack_leaves("one", "another")
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamax"])
+def test_what_leaves_is_a_plain_trial_that_shares_no_memory_with_the_bundle(optimizer):
+    trials = Trials(Network(bundle(optimizer=optimizer)))
     ours = [trials.make(number, {"number": number}) for number in range(3)]
     together = Together(Native).enter(*ours).step(5)
     state = together.fused.state(ours[1])
@@ -207,6 +229,107 @@ def test_a_trial_inherits_a_donors_state_and_keeps_its_own_config():
     assert together.curve(both[0])[-1] == pytest.approx(curve[-1], abs=1e-9)
     for p, q in zip(both[0].model.parameters(), both[1].model.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-9)
+
+
+# Steps that are taken one by one
+
+
+class Items(Network):
+    def metrics(self, model, batch, config):
+        return {name: value.item() for name, value in super().metrics(model, batch, config).items()}
+
+
+def test_after_an_error_each_trial_takes_the_step_alone_that_it_would_have_taken(monkeypatch):
+    trials = Trials(Items(bundle()))  # whose modules were last used to measure them
+    ours = [trials.make(number, {"number": number}) for number in range(4)]
+    together = Together(Native, size=1).enter(*ours).step(3)
+    train = together.fused._train
+
+    def failing(first, last, batches):
+        if first == 2:
+            raise ValueError("in the middle of a step")
+        train(first, last, batches)
+
+    monkeypatch.setattr(together.fused, "_train", failing)
+    with pytest.raises(ValueError, match="in the middle"):
+        together.step()
+    assert together.fused.step_each() == []
+    assert [one.step for one in ours] == [4] * 4, "those who had taken it do not take it twice"
+    monkeypatch.undo()
+    together.end_units()
+    together.step(4)
+    assert [one.step for one in ours] == [7] * 4
+    for number, one in enumerate(ours):
+        state = together.fused.state(one)
+        Alone(trials, number, {"number": number}, 7).assert_like(state, together.curve(one))
+
+
+def test_whoever_fails_alone_is_out_and_the_others_stay(monkeypatch):
+    trials = Trials(Network(bundle()))
+    ours = [trials.make(number, {"number": number}) for number in range(4)]
+    together = Together(Native).enter(*ours).step(2)
+
+    def raises(batch):
+        raise ValueError("its own")
+
+    monkeypatch.setattr(ours[1], "train_step", raises)
+    ((failed, error),) = together.fused.step_each()
+    assert failed is ours[1]
+    assert str(error) == "its own"
+    assert ours[1] not in together.fused.trials
+    together.end_units()
+    together.step(4)
+    for number in (0, 2, 3):
+        state = together.fused.state(ours[number])
+        Alone(trials, number, {"number": number}, state["step"]).assert_like(state, together.curve(ours[number]))
+
+
+class Drops(Network):
+    """Draws in its metrics too."""
+
+    def metrics(self, model, batch, config):
+        return super().metrics(lambda x: F.dropout(model(x), 0.5), batch, config)
+
+
+@pytest.mark.parametrize("way", [Native, General])
+def test_metrics_that_draw_are_measured_one_by_one(way):
+    trials = Trials(Drops(bundle()))
+    ours = [trials.make(number, {"number": number}) for number in range(3)]
+    together = Together(way).enter(*ours).step(7)
+    assert together.recipe.alone == "metrics that draw at random are those of one trial"
+    for number, one in enumerate(ours):
+        state = together.fused.state(one)
+        Alone(trials, number, {"number": number}, 7).assert_like(state, together.curve(one))
+
+
+def test_those_who_stay_are_measured_with_their_own_numbers_after_one_has_left():
+    trials = Trials(Network(bundle("linear", "leaky_relu", "linear", alike=False)))
+    ours = [trials.make(number, {"number": number}) for number in range(4)]
+    fused = Together(Native).enter(*ours).fused
+    for _ in range(3):
+        fused.step()
+    fused.leave(ours[0])
+    stay = [one for one in fused.take_ended() if one is not ours[0]]
+    assert len(stay) == 3
+    for one, row in zip(stay, fused.evaluate(stay), strict=True):
+        assert row == pytest.approx(one.evaluate(), abs=1e-9)
+
+
+def test_no_more_trials_are_measured_at_once_than_train_at_once(monkeypatch):
+    task, sizes, run = Network(bundle("linear", "leaky_relu", "linear", alike=False)), [], Native.run
+    trials = Trials(task)
+    ours = [trials.make(number, {"number": number}) for number in range(5)]
+
+    def noting(self, function, params, *rest):
+        if not self.template.training:
+            sizes.append(len(next(iter(params.values()))))
+        return run(self, function, params, *rest)
+
+    monkeypatch.setattr(Native, "run", noting)
+    together = Together(Native, size=2).enter(*ours).step(3)
+    assert set(sizes) == {1, 2}
+    for number, one in enumerate(ours):
+        Alone(trials, number, {"number": number}, 3).assert_like(together.fused.state(one), together.curve(one))
 
 
 # Trials that diverge
@@ -300,6 +423,18 @@ def test_memory_that_is_too_small_for_one_trial_is_an_error(monkeypatch):
     together = Together(SimulatedLackOfMemory).enter(trials.make(0, {"number": 0}))
     with pytest.raises(torch.OutOfMemoryError):
         together.step()
+
+
+def test_an_error_that_is_no_lack_of_memory_says_nothing_about_the_size(monkeypatch):
+    def raises(*args):
+        raise ValueError("no number")
+
+    trials = Trials(Network(bundle()))
+    together = Together(Native).enter(*(trials.make(number, {"number": number}) for number in range(4))).step()
+    monkeypatch.setattr(together.recipe.way, "run", raises)
+    with pytest.raises(ValueError, match="no number"):
+        together.step()
+    assert together.recipe.size is None
 
 
 # What is refused, and why
@@ -445,10 +580,6 @@ def test_a_number_of_a_trial_that_a_model_uses_in_its_own_way_is_refused_wheneve
 
 
 def test_metrics_that_look_at_values_are_measured_one_by_one_and_training_stays_fused():
-    class Items(Network):
-        def metrics(self, model, batch, config):
-            return {name: value.item() for name, value in super().metrics(model, batch, config).items()}
-
     trials = Trials(Items(bundle()))
     ours = [trials.make(number, {"number": number}) for number in range(3)]
     together = Together(Native).enter(*ours).step(7)

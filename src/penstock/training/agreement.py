@@ -93,13 +93,17 @@ def _alone(case: Case, names: Sequence[str]) -> Grads:
     trial.model.train()
     drawn, looks = position(), attributes(trial.model)
     params = dict(trial.model.named_parameters())
-    grads = torch.autograd.grad(trial.loss(case.alone), [params[name] for name in names], allow_unused=True)
+    idle = sorted(case.stack.idle)
+    wanted = [params[name] for name in (*names, *idle)]
+    grads = torch.autograd.grad(trial.loss(case.alone), wanted, allow_unused=True)
+    if reached := [name for name, grad in zip(idle, grads[len(names) :], strict=True) if grad is not None]:
+        raise Unfusable(f"the loss reaches {reached[0]} in some steps and not in others")
     if position() != drawn:
         raise Unfusable("the loss draws from Python's or numpy's random generator, which trials cannot share")
     if (changed := attributes(trial.model)) != looks:
         what = next((now for old, now in zip(looks, changed, strict=False) if old != now), " one")
         raise Unfusable(f"the model changes an attribute of its own in its forward:{what}")
-    return grads
+    return grads[: len(names)]
 
 
 def _in_float64(way: Way, case: Case, names: Sequence[str]) -> tuple[Grads, Grads]:

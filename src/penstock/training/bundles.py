@@ -172,6 +172,8 @@ class FusedRun(Run):
                 yield from self._change()
                 if not self.members:
                     return
+                if self.measuring is not None:  # who has left is not waited for
+                    self.measuring.trials = min(self.measuring.trials, len(self.members))
                 began = time.perf_counter()
                 size = recipe.size
                 try:
@@ -181,8 +183,10 @@ class FusedRun(Run):
                     return
                 except Torn as error:
                     recipe.size = max(1, len(self.members) // 2)
-                    yield from self._measured(size)
-                    yield from self._give_up(error, died=True)
+                    yield self._told(recipe.size, {}, None, _why_halved(error, recipe.size))
+                    if len(self.members) == 1:
+                        yield from self._give_up(error, died=True)
+                    yield from self._send_back()
                     return
                 except Exception:
                     yield from self._one_by_one()
@@ -250,7 +254,7 @@ class FusedRun(Run):
         if not there or member.training.step != (0 if p.state is None else p.state.step):
             yield Failed(p.trial, p.attempt, explain(error), died=True)
             return
-        yield self._told(there, {}, None, f"memory ran out with more than {there} trials together")
+        yield self._told(there, {}, None, _no_memory(there))
         yield Stopped(p.trial, p.attempt, p.state)
 
     def _stop(self, member: Member) -> Stopped:
@@ -269,6 +273,12 @@ class FusedRun(Run):
             else:  # what it trained meanwhile is trained again, as if it had never been here
                 self.members.remove(member)
                 yield Stopped(member.placement.trial, member.placement.attempt, member.state)
+
+    def _send_back(self) -> Events:
+        """Nobody can go on from here, and it is not known whose error it is: each goes on from its last state."""
+        while self.members:
+            member = self.members.pop(0)
+            yield Stopped(member.placement.trial, member.placement.attempt, member.state)
 
     def _give_up(self, error: Exception, *, died: bool) -> Events:
         """Nobody can go on from here; whoever ``died`` goes on from its last state."""
@@ -322,16 +332,23 @@ class FusedRun(Run):
             self.fused.recipe.size, self.measuring = self.bundle.size, None
             return
         first = self.members[0]
+        if any(first.training is trial for trial in self.fused.trials):  # it was here alone until now
+            self.fused.leave(first.training)
         for _ in range(ALONE):
             if any(first.training is ended for ended in self.fused.ended):
                 break  # a unit has ended, which the next boundary reports
             began = time.perf_counter()
             try:
                 self.fused.step_alone(first.training)
+                for _, error in self.fused.take_failed():  # its scheduler's
+                    raise error
             except Exception as error:
                 self.members.remove(first)
                 p = first.placement
+                self.measuring = None
                 yield Failed(p.trial, p.attempt, explain(error), died=out_of_memory(error))
+                if len(self.members) > 1:
+                    yield from self._measure_alone()
                 return
             self.worker.synchronize()
             self.measuring.took(1, time.perf_counter() - began, None)
@@ -348,7 +365,7 @@ class FusedRun(Run):
         elif recipe.size is not None and (recipe.size != size or recipe.told != (self._way(), recipe.alone)):
             reason = recipe.reason or self.bundle.reason
             if recipe.size != size:
-                reason = f"memory ran out with more than {recipe.size} trials together"
+                reason = _no_memory(recipe.size)
             yield self._told(recipe.size, {}, None, reason)
 
     def _told(self, size: int, seconds: Any, bytes: Any, reason: str) -> Measured:
@@ -420,6 +437,17 @@ def explain(error: Exception) -> str:
     if isinstance(error, TaskError):
         return str(error)
     return "".join(traceback.format_exception(error)).strip()
+
+
+def _no_memory(size: int) -> str:
+    return f"memory ran out with more than {size} trials together"
+
+
+def _why_halved(error: Exception, size: int) -> str:
+    cause = error.__cause__
+    if isinstance(cause, Exception) and not out_of_memory(cause):
+        return f"a step of more than {size} trials failed half-way, with {type(cause).__name__}: {cause}"
+    return _no_memory(size)
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -52,7 +52,7 @@ class Recipe:
 
     ways: list[type[Way]] = field(default_factory=lambda: [Native, General])
     way: Way | None = None
-    agreed: set[tuple[str, ...]] = field(default_factory=set)  # the numbers that differed when it was compared
+    agreed: set[Any] = field(default_factory=set)  # which numbers differed, and the batch's shape, when compared
     refusals: list[str] = field(default_factory=list)  # why a way cannot be taken
     idle: frozenset[str] = frozenset()  # parameters that the loss does not reach
     alone: str | None = None  # why trials are measured one by one
@@ -275,9 +275,9 @@ class Fused:
         if self.recipe.way is None:
             self._find_way(first, last, batches)
         assert self.recipe.way is not None
-        if self.recipe.way.varying not in self.recipe.agreed:  # a number differs now that all had in common
+        if (kind := self._kind(first, batches)) not in self.recipe.agreed:  # a number or a shape that is new
             agree(self.recipe.way, self._case(first, last, batches))
-            self.recipe.agreed.add(self.recipe.way.varying)
+            self.recipe.agreed.add(kind)
         grads = self._gradients_by(self.recipe.way, first, last, batches)
         idle = {name for name, grad in zip(self._stack.trained(), grads, strict=True) if grad is None}
         if idle:
@@ -285,6 +285,10 @@ class Fused:
             self._put_back(first, last, before)  # a forward has been there already
             grads = self._gradients_by(self.recipe.way, first, last, batches)
         return grads
+
+    def _kind(self, first: int, batches: dict[Position, Any]) -> tuple[Any, ...]:
+        assert self.recipe.way is not None
+        return self.recipe.way.varying, _shapes(batches[_position(self.trials[first])])
 
     def _gradients_by(self, way: Way, first: int, last: int, batches: dict[Position, Any]) -> tuple[torch.Tensor, ...]:
         stack, trials = self._stack, self.trials[first:last]
@@ -299,6 +303,7 @@ class Fused:
     def _set_aside(self, idle: set[str]) -> None:
         """Parameters without a gradient are not stepped: neither decayed nor given a state, as in a plain run."""
         self.recipe.idle |= idle
+        self.recipe.agreed.clear()  # other steps may reach them
         self.fast = {}
         trials = list(self.trials)
         for trial in trials:
@@ -339,7 +344,7 @@ class Fused:
                 self.recipe.ways.pop(0)
             else:
                 self.recipe.way = way
-                self.recipe.agreed.add(way.varying)
+                self.recipe.agreed.add(self._kind(first, batches))
                 return
         raise Unfusable("; ".join(self.recipe.refusals))
 

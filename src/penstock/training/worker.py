@@ -98,7 +98,7 @@ class Worker:
 
             run = FunctionRun(task, placement.trial, config, seed=self.job.seed, device=self.device)
         else:
-            run = self._training_of(task, placement.trial, config)
+            run = self._training_of(placement.trial, config)
         if placement.state is not None:
             from penstock.training.checkpoint import load
 
@@ -107,13 +107,14 @@ class Worker:
             self.save_cost = 0.01 + sum(p.nbytes for p in run.model.parameters()) / 50e6  # until one is measured
         return run
 
-    def _training_of(self, task: Task, trial: int, config: Config) -> Any:
+    def _training_of(self, trial: int, config: Config) -> Any:
         import torch
 
         from penstock.training.data import DataCache
         from penstock.training.loop import Training
 
-        device = torch.device(self.device)
+        task, device = self.job.task, torch.device(self.device)
+        assert isinstance(task, Task)
         if self._data is None:
             self._data = DataCache(task, self.job.seed, device)
         return Training(
@@ -191,8 +192,8 @@ class Worker:
 
         with own_randomness():
             if train:
-                return describe(self._training_of(self.job.task, 0, config), self._reads, train=True)
+                return describe(self._training_of(0, config), self._reads, train=True)
             try:
-                return describe(self._training_of(self.job.task, 0, config), self._reads, train=False)
+                return describe(self._training_of(0, config), self._reads, train=False)
             except Exception:
                 return Description()  # it says what is wrong with it when it trains
