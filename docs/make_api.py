@@ -27,6 +27,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Studies": ("Study", "tune"),
     "Tasks": ("Task", "FunctionTrial", "Paused"),
     "Results": ("Result", "Trial"),
+    "Simulated clusters": ("Simulated", "Curve", "TabulatedTask", "Tabulated"),
     "Spaces": ("uniform", "loguniform", "quniform", "qloguniform", "randint", "choice", "grid"),
     "Algorithms": ("Grid", "Random", "SuccessiveHalving", "Hyperband", "ASHA", "BOHB", "SyncBOHB", "PBT"),
     "Errors": ("PenstockError", "SpaceError", "StudyError", "TaskError", "LogError", "SoloWarning"),

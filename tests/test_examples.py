@@ -40,7 +40,7 @@ def test_the_command_in_its_docstring_works(name: str) -> None:
     assert f"examples/{name}.py" in command
     shown = run(f"{command} {FEWER.get(name, '')}")
     studies = json.loads(run("penstock list --json"))
-    assert len(studies) == (2 if name == "fused" else 1)
+    assert len(studies) == {"fused": 2, "simulated": 3}.get(name, 1)
     assert all(study["ended"] == "done" and study["best"] is not None for study in studies)
     pages = [Path(line.removeprefix("wrote ")) for line in shown.splitlines() if line.startswith("wrote ")]
     assert len(pages) == (4 if name == "plots" else 0)

@@ -180,7 +180,8 @@ def imports(path):
 
 def test_6_nothing_above_the_executor_reads_the_machines_clock():
     above = modules(
-        "engine.py", "study.py", "decisions.py", "history.py", "result.py", "algorithms/*.py", "scheduling/*.py"
+        *("engine.py", "placing.py", "pace.py", "study.py", "decisions.py", "history.py", "result.py"),
+        *("algorithms/*.py", "scheduling/*.py"),
     )
     assert len(above) > 10
     for path in above:
@@ -197,12 +198,12 @@ def test_9_trials_are_a_total_over_any_number_of_resumes():
 LEVELS = [
     ["cli", "loading"],
     ["study", "report", "result"],
-    ["engine", "decisions", "fusing"],
+    ["engine", "placing", "pace", "decisions", "fusing"],
     ["algorithms", "scheduling"],
     ["executors"],
     ["training"],
-    ["bundle", "history"],
-    ["task", "space", "domains", "trial", "events", "profiles", "seeds", "errors"],
+    ["bundle", "history", "timeline"],
+    ["task", "tabulated", "space", "domains", "trial", "events", "curve", "profiles", "seeds", "errors"],
 ]
 
 

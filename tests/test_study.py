@@ -90,9 +90,9 @@ def test_bad_parts_are_refused_where_they_are_made(make, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (dict(on="moon"), "on must be \"local\", got 'moon'"),
+        (dict(on="moon"), "on must be \"local\" or penstock.Simulated\\(devices=64\\), got 'moon'"),
         (dict(sharing="packed"), 'sharing must be "auto", "solo" or "fused", got \'packed\''),
-        (dict(scheduler="best"), "scheduler must be one of fifo, got 'best'"),
+        (dict(scheduler="best"), "scheduler must be one of waterfill, dynamic_fluid, static_fluid, fifo, got 'best'"),
         (dict(workers=0), "workers must be a whole number above 0, got 0"),
     ],
 )
@@ -197,7 +197,7 @@ def test_a_space_and_a_config_that_disagree_on_resume():
 def test_a_config_in_the_log_that_the_space_would_not_have_drawn():
     run(trials=3)
     path = Path(".penstock/s/log.jsonl")
-    drawn = log()[1].config["x"]
+    drawn = next(e for e in log() if isinstance(e, Asked)).config["x"]
     path.write_text(path.read_text().replace(repr(drawn), "1.25"))
     with pytest.raises(ps.StudyError, match=r"trial 0 was drawn as {'x': 1.25}, and now comes out as"):
         run(trials=4)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from penstock.task import AnyTask
 from penstock.trial import Config, Mode, Report, StateRef
 
-BundleMode = Literal["solo", "fused"]
+BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
 
 
 @dataclass(frozen=True)
 class Placement:
     """One trial of a bundle: train it to ``budget`` units, beginning with ``state``.
 
-    ``inherited``: the state is a donor's, or that of another config.
+    ``inherited``: the state is a donor's, or that of another config. ``share`` is how much of the bundle's devices the
+    trial is given.
     """
 
     trial: int
@@ -25,6 +26,7 @@ class Placement:
     budget: int
     state: StateRef | None = None
     inherited: bool = False
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ class Failed:
 class Measured:
     """What a worker found out about training a signature's trials together: which way, how many, and why.
 
-    ``seconds`` are those of one step of the whole bundle by its size, ``bytes`` its memory as first + second × size.
+    ``seconds`` are those of one step of the whole bundle by its size, ``bytes`` its memory as first + second × size,
+    ``scaling`` the seconds of one step of a trial by the number of its devices, where that was tried.
     """
 
     signature: str
@@ -120,6 +123,7 @@ class Measured:
     seconds: dict[int, float]
     bytes: tuple[int, int] | None
     reason: str
+    scaling: dict[int, float] = field(default_factory=dict)
 
 
 WorkerEvent = Report | Saved | Finished | Stopped | Failed | Measured

@@ -20,6 +20,7 @@ from penstock.errors import PenstockError, StudyError
 from penstock.loading import load, origin
 
 if TYPE_CHECKING:
+    from penstock.executors.simulated import Simulated
     from penstock.result import Result
     from penstock.study import Study
 
@@ -51,6 +52,22 @@ class Sharing(StrEnum):
     fused = "fused"
 
 
+class Where(StrEnum):
+    """Where trials run."""
+
+    local = "local"
+    simulated = "simulated"
+
+
+class Scheduler(StrEnum):
+    """Who gets how much of the devices."""
+
+    waterfill = "waterfill"
+    dynamic_fluid = "dynamic_fluid"
+    static_fluid = "static_fluid"
+    fifo = "fifo"
+
+
 class Format(StrEnum):
     """What a log can be exported to."""
 
@@ -60,6 +77,13 @@ class Format(StrEnum):
 
 HowShared = Annotated[
     Sharing, typer.Option(help="solo: one trial a device. fused: many as one model. auto: what is measured to pay.")
+]
+
+
+On = Annotated[Where, typer.Option(help="local: this machine. simulated: devices that are not there, in no time.")]
+Devices = Annotated[int | None, typer.Option(min=1, help="How many simulated devices; 8 unless given.")]
+HowScheduled = Annotated[
+    Scheduler, typer.Option(help="Who gets how much of the devices; fifo: one trial a device, in the order of asking.")
 ]
 
 
@@ -95,6 +119,9 @@ def run(
     target: Target = None,
     workers: Workers = 1,
     sharing: HowShared = Sharing.auto,
+    scheduler: HowScheduled = Scheduler.waterfill,
+    on: On = Where.local,
+    devices: Devices = None,
     dir: Annotated[Path | None, typer.Option(help="The folder that holds the studies.")] = None,
     json: Json = False,
     allow_changes: AllowChanges = False,
@@ -104,7 +131,7 @@ def run(
     with _apart(json):
         with _refused(BAD_USAGE):
             study = load(file).replace(**{key: value for key, value in changes.items() if value is not None})
-        result = _run(study, workers, sharing, allow_changes, json)
+        result = _run(study, _place(on, devices), workers, sharing, scheduler, allow_changes, json)
     _show_result(study, result, json)
 
 
@@ -117,6 +144,9 @@ def resume(
     target: Target = None,
     workers: Workers = 1,
     sharing: HowShared = Sharing.auto,
+    scheduler: HowScheduled = Scheduler.waterfill,
+    on: On = Where.local,
+    devices: Devices = None,
     json: Json = False,
     allow_changes: AllowChanges = False,
 ) -> None:
@@ -132,7 +162,7 @@ def resume(
     with _apart(json):
         with _refused(BAD_USAGE):
             study = load(origin(name, settings)).replace(name=name, dir=dir, seed=settings["seed"], **changes)
-        result = _run(study, workers, sharing, allow_changes, json)
+        result = _run(study, _place(on, devices), workers, sharing, scheduler, allow_changes, json)
     _show_result(study, result, json)
 
 
@@ -151,7 +181,8 @@ def show(
         place = summary.study_dir(dir, name)
     with _refused(FAILED):
         history = summary.history_of(place)
-    facts, best = summary.study_facts(place, history), summary.ranked(history)[:top]
+    facts = {**summary.study_facts(place, history), **summary.device_facts(place)}
+    best = summary.ranked(history)[:top]
     if json:
         typer.echo(summary.to_json({**facts, "top": [summary.trial_facts(trial, curves) for trial in best]}))
         return
@@ -222,6 +253,29 @@ def export(
 
 
 @app.command()
+def report(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The latest study unless given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page to write; report.html in the study's folder.")] = None,
+    dir: Dir = HOME,
+) -> None:
+    """Draw who had which device when, and write a page with it."""
+    from penstock.events import read
+    from penstock.history import History
+    from penstock.report.page import study_page
+    from penstock.report.summary import ranked, study_dir, study_names
+
+    with _refused(BAD_USAGE):
+        place = study_dir(dir, name if name is not None else next(iter(study_names(dir)), ""))
+    with _refused(FAILED):
+        events = list(read(place / "log.jsonl"))
+        best = ranked(History.of(events))[:10]
+        out = out or place / "report.html"
+        page = study_page(place.name, events, [trial.row() for trial in best])
+        out.write_text(page, encoding="utf-8")
+    typer.echo(f"Wrote {out}")
+
+
+@app.command()
 def dashboard(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The latest study unless given.")] = None,
     dir: Dir = HOME,
@@ -272,16 +326,42 @@ def _apart(json: bool) -> Iterator[None]:
         os.close(stdout)
 
 
-def _run(study: Study, workers: int, sharing: Sharing, allow_changes: bool, json: bool) -> Result:
+def _place(on: Where, devices: int | None) -> str | Simulated:
+    with _refused(BAD_USAGE):
+        if on is Where.simulated:
+            from penstock.executors.simulated import Simulated
+
+            return Simulated(devices=devices or 8)
+        if devices is not None:
+            raise StudyError("--devices says how many are simulated: give it with --on simulated, or use --workers.")
+    return on.value
+
+
+def _run(
+    study: Study,
+    on: str | Simulated,
+    workers: int,
+    sharing: Sharing,
+    scheduler: Scheduler,
+    allow_changes: bool,
+    json: bool,
+) -> Result:
     with _refused(FAILED):
-        return study.run(workers=workers, sharing=sharing.value, allow_changes=allow_changes, progress=not json)
+        return study.run(
+            on,
+            workers=workers,
+            sharing=sharing.value,
+            scheduler=scheduler.value,
+            allow_changes=allow_changes,
+            progress=not json,
+        )
 
 
 def _show_result(study: Study, result: Result, json: bool) -> None:
     from penstock.report import summary
 
     history = summary.history_of(result.dir)
-    facts = summary.study_facts(result.dir, history)
+    facts = {**summary.study_facts(result.dir, history), **summary.device_facts(result.dir)}
     if json:
         typer.echo(summary.to_json(facts))
     else:
@@ -297,4 +377,5 @@ def _show_result(study: Study, result: Result, json: bool) -> None:
         best = result.best
     if not json:
         console.print()
+        console.print(tables.busy(facts))
         console.print(tables.how_to_go_on(facts, best.config), soft_wrap=True)

@@ -41,7 +41,9 @@ class Decider:
     def _ask(self, events: list[Event]) -> list[Event]:
         groups = self.algorithm.ask()
         asked = [
-            Asked(m.trial, m.config, m.budget, group.name, m.start_from) for group in groups for m in group.members
+            Asked(m.trial, m.config, m.budget, group.name, m.start_from, m.priority, group.weight)
+            for group in groups
+            for m in group.members
         ]
         events = [*events, *self._wrote, *asked]
         self._wrote.clear()

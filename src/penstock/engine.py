@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import events
-from penstock.bundle import Bundle, BundleMode, Failed, Finished, Measured, Placement, Saved, Stopped
+from penstock.bundle import Failed, Finished, Measured, Saved, Stopped
 from penstock.decisions import Decider, told
 from penstock.errors import PenstockError, StudyError, TaskError
 from penstock.events import Event, Log
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.fusing import Fusing
 from penstock.history import History, TrialRecord
-from penstock.scheduling.base import Assignment, Demand, Scheduler, View
-from penstock.scheduling.grouping import Candidate, Running, group
+from penstock.pace import Pace
+from penstock.placing import Placing
+from penstock.scheduling.base import Scheduler
 from penstock.trial import Config, Report, StateRef, Usage, score
 
 DRY = 3  # configs that are tried before the task is said to be at fault
@@ -38,22 +39,6 @@ class Limits:
     target: float | None = None
 
 
-@dataclass
-class _Running:
-    bundle: _Bundle
-    placement: Placement
-
-
-@dataclass
-class _Bundle:
-    name: str
-    devices: tuple[str, ...]
-    mode: BundleMode
-    signature: str
-    size: int | None = None
-    reason: str = ""
-
-
 class Engine:
     """Runs one study from where its history stands until it is done, or a limit, or an interrupt."""
 
@@ -68,17 +53,17 @@ class Engine:
         states: Path,
         limits: Limits,
         fusing: Fusing | None = None,
+        pace: Pace | None = None,
         watch: Callable[[History], None] | None = None,
     ) -> None:
         self.log, self.history, self.decider = log, history, decider
-        self.executor, self.schedule, self.limits = executor, schedule, limits
+        self.executor, self.limits = executor, limits
         self.states, self.fusing, self.watch = states, fusing, watch
+        self.placing = Placing(
+            executor, history, schedule, self._log, self.clock, self._intact, fusing=fusing, pace=pace
+        )
         self.used = history.clock  # seconds, by earlier drivers
         self.interrupted = False
-        self.waiting: dict[int, Demand] = {}
-        self.running: dict[int, _Running] = {}
-        self.asked = 0  # how often a trial was queued
-        self.bundles = 0  # how many there have been
         self.ending = False
         self.files: dict[int, set[str]] = {}  # the states on disk that are still needed
         self.needless: set[str] = set()
@@ -102,16 +87,17 @@ class Engine:
         if not self.history.units and waiting:
             self._dry_batch(opened, waiting[:DRY])
         self._log(opened)
+        self.placing.look()
         self._find_files()
         for record in self.history.trials:
             if record.status == "waiting":
-                self._queue(record)
+                self.placing.queue(record)
         reason = "failed"
         try:
             for event in pending:
                 self._log(event)
             reason = self._loop()
-            if self.running:
+            if self.placing.running:
                 self._stop_all(reason)
         except KeyboardInterrupt:
             reason = "interrupted"
@@ -120,6 +106,7 @@ class Engine:
             self._log(events.Ended(reason, self.clock()))
             self.log.sync()
             self._delete()
+            self.placing.pace.keep()
         return reason
 
     def _loop(self) -> str:
@@ -131,102 +118,24 @@ class Engine:
             left = None if self.limits.deadline is None else self.limits.deadline - self.clock()
             if left is not None and left <= 0:
                 return "deadline"
-            self._place()
-            if not self.running and not self.waiting:
+            self.placing.place()
+            if not self.placing.running and not self.placing.waiting:
                 return "done"
             self._delete()
-            reasons_to_look = (left, self.log.tick(), None if self.watch is None else WATCH)
+            reasons_to_look = [left]
+            if not self.executor.virtual:  # by the machine's clock, no step of a virtual one is too long to wait
+                reasons_to_look += [self.log.tick(), None if self.watch is None else WATCH]
             for event in self.executor.wait(min((s for s in reasons_to_look if s is not None), default=None)):
                 self._take(event)
             if self.watch is not None:
                 self.history.clock = self.clock()
                 self.watch(self.history)
 
-    # What goes down
-
-    def _place(self) -> None:
-        if not self.waiting:
-            return
-        if self.fusing is not None:
-            self._place_fused(self.fusing)
-            return
-        devices = self.executor.devices()
-        if len(self.running) >= len(devices):
-            return
-        view = View(devices, [Assignment(trial, one.bundle.devices) for trial, one in self.running.items()])
-        for assignment in self.schedule(view, self.waiting.values(), None):
-            self._start(self._bundle(assignment.devices, "solo"), (assignment.trial,))
-
-    def _place_fused(self, fusing: Fusing) -> None:
-        """Trials of one signature share a device, in bundles as large as was measured to pay."""
-        there = {one.bundle.name: one.bundle for one in self.running.values()}
-        running = [Running(b.name, b.devices[0], b.signature or None, self._count(b)) for b in there.values()]
-        devices = [device.name for device in self.executor.devices()]
-        if len(there) >= len(devices) and not any(self._open(bundle, fusing) for bundle in there.values()):
-            return
-        fusing.describe([self.history.trials[trial] for trial in self.waiting])
-        for reason in fusing.refusals():
-            self._log(events.Measured("", "", "solo", 1, {}, None, reason, self.clock()))
-        waiting = [self._candidate(demand, fusing) for demand in self.waiting.values()]
-        for gathering in group(devices, running, waiting, fusing.limit):
-            if gathering.bundle is not None:
-                self._start(there[gathering.bundle], gathering.trials)
-                continue
-            signature = gathering.signature or ""
-            size = fusing.size(signature, gathering.device) if signature else 1
-            fused = len(gathering.trials) > 1 if size is None else size > 1  # a lone trial shows nothing about fusing
-            bundle = self._bundle((gathering.device,), "fused" if fused else "solo", signature if fused else "")
-            bundle.size, bundle.reason = size, fusing.reason(signature, gathering.device) if fused else ""
-            self._start(bundle, gathering.trials)
-
-    def _candidate(self, demand: Demand, fusing: Fusing) -> Candidate:
-        record, description = self.history.trials[demand.trial], fusing.of(demand.trial)
-        state = record.state or record.start
-        position = (0, 0) if state is None else (state.unit, state.step)
-        return Candidate(demand.trial, description.signature, position, description.batch_size, demand.asked)
-
-    def _open(self, bundle: _Bundle, fusing: Fusing) -> bool:
-        room = fusing.limit(bundle.signature, bundle.devices[0]) if bundle.signature else 1
-        return bundle.mode == "fused" and self._count(bundle) < room
-
-    def _count(self, bundle: _Bundle) -> int:
-        return sum(one.bundle is bundle for one in self.running.values())
-
-    def _bundle(self, devices: tuple[str, ...], mode: BundleMode, signature: str = "") -> _Bundle:
-        self.bundles += 1
-        return _Bundle(f"bundle {self.bundles}", devices, mode, signature)
-
-    def _start(self, bundle: _Bundle, trials: tuple[int, ...]) -> None:
-        """Log that trials enter a bundle, and declare it."""
-        for trial in trials:
-            del self.waiting[trial]
-            record = self.history.trials[trial]
-            state, attempt = record.state or record.start, record.attempt + 1
-            if state is not None and not self._intact(state):
-                if record.copied_at >= 0:
-                    error = (
-                        f"Its state {state.file} is gone, and it had taken over another trial's: it cannot begin again."
-                    )
-                    self._log(events.Failed(trial, record.attempt, error, True, self.clock()))
-                    continue
-                state = None  # it begins again and repeats exactly; what it reports again is not logged twice
-            self._log(events.Placed(trial, attempt, bundle.devices, bundle.mode, state, self.clock()))
-            inherited = state is not None and state == record.start
-            placement = Placement(trial, attempt, record.config, record.granted, state, inherited)
-            self.running[trial] = _Running(bundle, placement)
-        self._declare(bundle)
-
-    def _declare(self, bundle: _Bundle, most: int | None = None) -> None:
-        placements = [one.placement for one in self.running.values() if one.bundle is bundle][:most]
-        if placements or most == 0:
-            self.executor.place(Bundle(placements=tuple(placements), **vars(bundle)))
-
     def _stop_all(self, reason: str) -> None:
         self.ending = True
-        for bundle in {one.bundle.name: one.bundle for one in self.running.values()}.values():
-            self._declare(bundle, 0)
+        self.placing.stop()
         end = self.executor.now() + GRACE
-        while self.running:
+        while self.placing.running:
             left = end - self.executor.now() if reason == "deadline" else None
             if left is not None and left <= 0:
                 return  # a function between two reports: its last report stands
@@ -237,42 +146,42 @@ class Engine:
 
     def _take(self, event: ExecutorEvent) -> None:
         if isinstance(event, DeviceAdded | DeviceLost):
-            return  # the next placement asks the executor what devices there are
+            self.placing.look()
+            return
         if isinstance(event, Measured):
             self._measured(event)
             return
-        one = self.running.get(event.trial)
-        if one is None or one.placement.attempt != event.attempt:
+        place = self.placing.running.get(event.trial)
+        if place is None or place.members[event.trial].attempt != event.attempt:
             return  # an older attempt: discarded, so that nothing is reported twice
         record = self.history.trials[event.trial]
         if isinstance(event, Report):
+            self.placing.pace.reported(event.trial, place.share(event.trial), self.clock())
             self._report(record, event)
         elif isinstance(event, Saved):
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
         elif isinstance(event, Finished):
-            del self.running[event.trial]
-            self._finish(record, one.placement.budget)
+            self._finish(record, self.placing.left(event.trial).budget)
         elif isinstance(event, Stopped):
-            del self.running[event.trial]
+            self.placing.pace.stopped(event.trial, self.clock())
+            self.placing.left(event.trial)
             if event.state is not None and event.state not in (record.state, record.start):
                 self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
-            if not self.ending:  # its bundle was too large
-                self._queue(record)
+            if not self.ending:  # its bundle was too large, or it is to have other devices
+                self.placing.queue(record)
         else:
-            del self.running[event.trial]
-            self._fail(record, event)
+            lost = self.placing.lost(event.trial)
+            self.placing.left(event.trial)
+            self._fail(record, event, lost)
 
     def _measured(self, event: Measured) -> None:
-        """A worker knows how many trials of a signature to train together: bundles that are larger shrink."""
-        assert self.fusing is not None
+        """A worker knows what sharing a device costs the trials of a signature: bundles that are too large shrink."""
         self._log(events.Measured(**vars(event), clock=self.clock()))
-        there = {one.bundle.name: one.bundle for one in self.running.values()}
-        ours = [bundle for bundle in there.values() if bundle.signature == event.signature]
-        for bundle in ours:
-            self.fusing.take(event, bundle.devices[0])
-            bundle.size = event.size
-            if self._count(bundle) > event.size:
-                self._declare(bundle, event.size if event.size > 1 else 0)
+        if self.fusing is None:
+            self.placing.pace.measured(event)
+            return
+        for place in self.placing.shrink(event.signature, event.size):
+            self.fusing.take(event, place.devices[0])
 
     def _report(self, record: TrialRecord, report: Report) -> None:
         metric = self.history.metric
@@ -290,7 +199,7 @@ class Engine:
     def _finish(self, record: TrialRecord, budget: int) -> None:
         if record.reported >= budget:
             if record.granted > record.reported:
-                self._queue(record)  # asked for again while it was leaving
+                self.placing.queue(record)  # asked for again while it was leaving
         elif not record.curve:
             error = "The function returned without reporting: call trial.report(step, metric=value) once a unit."
             self._log(events.Failed(record.number, record.attempt, error, True, self.clock()))
@@ -298,24 +207,26 @@ class Engine:
             last = {k: v for k, v in record.curve[-1].items() if k != "budget"}
             self._log(events.Reported(record.number, record.attempt, budget, last, None, Usage(), self.clock()))
 
-    def _fail(self, record: TrialRecord, event: Failed) -> None:
-        final = not event.died or record.deaths >= RETRIES
+    def _fail(self, record: TrialRecord, event: Failed, lost: bool) -> None:
+        final = not lost and (not event.died or record.deaths >= RETRIES)
         error = event.error
         if final and event.died:
             error = f"{error}, and so did {RETRIES} retries"
         self._log(events.Failed(record.number, event.attempt, error, final, self.clock()))
         if not final:
-            self._queue(record)
+            self.placing.queue(record)
 
     # The log, and what follows from a line of it
 
     def _log(self, event: Event) -> None:
+        if isinstance(event, events.Asked):
+            self._check(event)
         self.log.append(event)
         best, settled = self.history.best, self.history.settled
         self.history.apply(event)
         self.decider.search.apply(event)
         if isinstance(event, events.Asked):
-            self._queue(self.history.trials[event.trial])
+            self.placing.queue(self.history.trials[event.trial])
             self._collect(event.trial)
         elif isinstance(event, events.Reported | events.Saved) and event.state is not None:
             self.files.setdefault(event.trial, set()).add(event.state.file)
@@ -335,12 +246,22 @@ class Engine:
             for decision in self.decider.after(report):
                 self._log(decision)
 
-    def _queue(self, record: TrialRecord) -> None:
-        if record.number in self.running:
-            return  # it is queued when it has left its bundle
-        self.asked += 1
-        units = record.granted - record.reported
-        self.waiting[record.number] = Demand(record.number, record.group, units, self.asked)
+    def _check(self, asked: events.Asked) -> None:
+        """Refuse an algorithm's group that asks for what is asked for already, or done."""
+        if asked.trial >= len(self.history.trials):
+            return
+        record = self.history.trials[asked.trial]
+        if record.status in ("waiting", "running") and record.reported < record.granted:
+            raise StudyError(
+                f"The groups {record.group!r} and {asked.group!r} both claim trial {asked.trial}: an algorithm asks "
+                f"for a trial again only once it has reported its budget, here {record.granted}."
+            )
+        reported = record.reported if asked.start_from is None else asked.start_from[1]
+        if asked.budget <= reported:
+            raise StudyError(
+                f"The group {asked.group!r} asks for trial {asked.trial} to {asked.budget} units, and it has reported "
+                f"{reported} units already: an algorithm asks for more."
+            )
 
     def _target_reached(self) -> bool:
         best, target = self.history.best, self.limits.target

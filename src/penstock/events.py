@@ -41,6 +41,8 @@ class Asked:
     budget: int
     group: str
     start_from: tuple[int, int] | None = None
+    priority: float = 0.0
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,23 @@ class Placed:
     mode: str
     state: StateRef | None
     clock: float
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices there are from now on, by name and type."""
+
+    types: dict[str, str]
+    clock: float
 
 
 @dataclass(frozen=True)
 class Measured:
     """What was found out about training a signature's trials together: which way, how many at once, and why.
 
-    ``seconds`` are those of one step of the whole bundle by its size, ``bytes`` its memory as first + second × size.
+    ``seconds`` are those of one step of the whole bundle by its size, ``bytes`` its memory as first + second × size,
+    ``scaling`` the seconds of one step of a trial by the number of its devices, where that was tried.
     """
 
     signature: str
@@ -79,6 +91,7 @@ class Measured:
     bytes: tuple[int, int] | None
     reason: str
     clock: float
+    scaling: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,10 +143,10 @@ class Ended:
     clock: float
 
 
-Event = Opened | Asked | Wrote | Placed | Measured | Reported | Saved | Failed | Dropped | Ended
+Event = Opened | Asked | Wrote | Placed | Devices | Measured | Reported | Saved | Failed | Dropped | Ended
 _KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
-    for kind in (Opened, Asked, Wrote, Placed, Measured, Reported, Saved, Failed, Dropped, Ended)
+    for kind in (Opened, Asked, Wrote, Placed, Devices, Measured, Reported, Saved, Failed, Dropped, Ended)
 }
 
 
@@ -174,8 +187,9 @@ def decode(line: str, number: int) -> Event:
         body["state"] = StateRef(**body["state"])
     if "usage" in body:
         body["usage"] = Usage(**body["usage"])
-    if "seconds" in body:
-        body["seconds"] = {int(size): seconds for size, seconds in body["seconds"].items()}
+    for name in ("seconds", "scaling"):
+        if name in body:
+            body[name] = {int(size): seconds for size, seconds in body[name].items()}
     for name in ("devices", "trials", "start_from", "bytes"):
         if body.get(name) is not None:
             body[name] = tuple(body[name])

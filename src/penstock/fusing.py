@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import version
 
 from penstock import __version__
@@ -28,7 +29,7 @@ class Fusing:
 
     def __init__(self, executor: Executor, profiles: Profiles, task: str, *, forced: bool) -> None:
         self.executor, self.profiles, self.task, self.forced = executor, profiles, task, forced
-        self.devices = {device.name: _kind(device) for device in executor.devices()}
+        self.devices = {device.name: kind(device) for device in executor.devices()}
         self.memory = {device.name: device.memory for device in executor.devices()}
         self._bytes: dict[str, int] = {}  # of one trial's state, by signature
         self._described: dict[int, tuple[Config, Description]] = {}
@@ -91,7 +92,7 @@ class Fusing:
     def take(self, measured: Measured, device: str) -> None:
         """Keep what a worker found out, for this study and the next."""
         self._measured[measured.signature] = measured
-        if measured.way == "solo":
+        if measured.way == "solo" and measured.size == 1:
             self._say(measured.reason)
             self._new.clear()  # it is in the log as measured
         if measured.seconds:
@@ -119,6 +120,11 @@ class Fusing:
             warnings.warn(f"Trials that cannot be fused train solo: {reason.rstrip('.')}.", SoloWarning, stacklevel=2)
 
 
-def _kind(device: Device) -> str:
+def kind(device: Device) -> str:
     """All that a step's time depends on besides the task."""
-    return f"{device.type}, {device.memory >> 30} GiB, torch {version('torch')}, penstock {__version__}"
+    return f"{device.type}, {device.memory >> 30} GiB, torch {_torch()}, penstock {__version__}"
+
+
+@cache
+def _torch() -> str:
+    return version("torch")

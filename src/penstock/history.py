@@ -19,6 +19,7 @@ class TrialRecord:
     config: Config
     status: Status = "waiting"
     group: str = ""
+    priority: float = 0.0
     granted: int = 0
     reported: int = 0
     attempt: int = 0
@@ -75,6 +76,7 @@ class History:
         self.best: TrialRecord | None = None
         self.settled: TrialRecord | None = None  # the best that can no longer diverge, should the best one do so
         self.ended: str | None = None
+        self.weights: dict[str, float] = {}  # of groups, where they are not 1
         self.mode_of: dict[int, str] = {}  # the mode that each trial was last placed in
         self.measured: dict[str, Measured] = {}  # what was found out about fusing, by signature
         self.donors: Counter[str] = Counter()  # files that a trial still waits to begin from
@@ -141,6 +143,9 @@ class History:
             self.counts["waiting"] += 1
         record = self.trials[event.trial]
         record.config, record.granted, record.group = event.config, event.budget, event.group
+        record.priority = event.priority
+        if event.weight != 1:
+            self.weights[event.group] = event.weight
         self._mark(record, "waiting")
         if event.start_from is not None and event.start_from[0] != event.trial:
             origin = StartFrom(*event.start_from)

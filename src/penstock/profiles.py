@@ -36,6 +36,8 @@ class Profile:
     seconds: dict[int, float]  # of one training step of the whole bundle, by bundle size; 1 is a trial that runs solo
     bytes: tuple[int, int] | None  # memory at size F is about first + second × F
     reason: str  # why this size and way, in a sentence that a user understands
+    scaling: dict[int, float] = field(default_factory=dict)  # of one step of one trial, by the number of its devices
+    moving: float | None = None  # seconds that it takes to stop a trial and start it elsewhere
 
 
 def marginal_benefit(seconds: Mapping[int, float], a: int, b: int) -> float:
@@ -160,7 +162,9 @@ class Profiles:
 
 
 def _encode(profile: Profile) -> bytes:
-    body = asdict(profile) | {"seconds": {str(size): float(t) for size, t in profile.seconds.items()}}
+    body = asdict(profile)
+    for name in ("seconds", "scaling"):
+        body[name] = {str(count): float(t) for count, t in body[name].items()}
     return json.dumps(body, separators=(",", ":")).encode() + b"\n"
 
 
@@ -168,13 +172,15 @@ def _decode(line: bytes) -> Profile | None:
     try:
         body: Any = json.loads(line)
         seconds = {int(size): float(t) for size, t in body.pop("seconds").items()}
+        scaling = {int(count): float(t) for count, t in body.pop("scaling", {}).items()}
         memory = body.pop("bytes")
         if memory is not None:
             first, second = map(int, memory)
             memory = (first, second)
-        profile = Profile(**body, seconds=seconds, bytes=memory)
+        profile = Profile(**body, seconds=seconds, bytes=memory, scaling=scaling)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     texts = (profile.task, profile.device, profile.signature, profile.way, profile.reason)
     whole = type(profile.size) is int and profile.size >= 1 and all(isinstance(text, str) for text in texts)
-    return profile if whole else None
+    moving = profile.moving is None or (isinstance(profile.moving, int | float) and 0 <= profile.moving < math.inf)
+    return profile if whole and moving else None

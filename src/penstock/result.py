@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, StudyError
+from penstock.events import read
 from penstock.history import History, TrialRecord
-from penstock.task import AnyTask, FunctionTask
+from penstock.task import AnyTask, FunctionTask, Task
+from penstock.timeline import Row, timeline
 from penstock.trial import Config, Metrics, Status
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class Trial:
         """The ``state_dict`` of its model at its best report."""
         if isinstance(self._task, FunctionTask):
             raise StudyError(f"Trial {self.number} is a function's: what it saved is in last_state().")
+        if not isinstance(self._task, Task):
+            raise StudyError(f"Trial {self.number} was looked up in a table and not trained: it has no model.")
         state = self._load()
         weights: dict[str, Any] = state["model"] if state["best"]["model"] is None else state["best"]["model"]
         return weights
@@ -87,7 +91,7 @@ class Trial:
         from penstock.training.randomness import own_randomness
 
         weights = self.weights()
-        assert not isinstance(self._task, FunctionTask)
+        assert isinstance(self._task, Task)
         with own_randomness():
             model = self._task.model(self.config)
         model.load_state_dict(weights)
@@ -127,6 +131,10 @@ class Result:
         """Why the study ended: done, deadline, target, interrupted or failed."""
         return self._history.ended
 
+    def timeline(self) -> list[Row]:
+        """Who had how much of which device from when to when: rows of device, trial, start, end, share and mode."""
+        return timeline(read(self.dir / "log.jsonl"))
+
     def dataframe(self) -> pandas.DataFrame:
         """One row a trial: number, state, budget, the config, the metrics at its best, device seconds, error."""
         try:
@@ -143,7 +151,7 @@ class Result:
 
     def save_best(self) -> Path | None:
         """Write the best model's ``state_dict`` to ``best.pt`` in the study's folder; None where there is no model."""
-        if self._history.best is None or isinstance(self._task, FunctionTask):
+        if self._history.best is None or not isinstance(self._task, Task):
             return None
         import torch
 

@@ -22,21 +22,33 @@ from penstock.engine import Engine, Limits
 from penstock.errors import SpaceError, StudyError
 from penstock.events import Asked, Log, Opened, plain
 from penstock.executors.base import Executor
-from penstock.fusing import Fusing
+from penstock.executors.simulated import Simulated, SimulatedExecutor
+from penstock.fusing import Fusing, kind
 from penstock.history import History
+from penstock.pace import Pace, Shelf
 from penstock.profiles import Profiles
 from penstock.result import Result
 from penstock.scheduling.base import Scheduler
 from penstock.scheduling.fifo import fifo
+from penstock.scheduling.fluid import dynamic_fluid, static_fluid
+from penstock.scheduling.speed import SpeedModel
+from penstock.scheduling.waterfill import waterfill
 from penstock.space import Space
+from penstock.tabulated import TabulatedTask
 from penstock.task import FunctionTask, as_task, fingerprint, task_name
+from penstock.timeline import Row, timeline
 from penstock.trial import Mode
 
 if TYPE_CHECKING:
     import optuna
 
 
-SCHEDULERS: dict[str, Scheduler] = {"fifo": fifo}
+SCHEDULERS: dict[str, Scheduler] = {
+    "waterfill": waterfill,
+    "dynamic_fluid": dynamic_fluid,
+    "static_fluid": static_fluid,
+    "fifo": fifo,
+}
 _FIXED = ("metric", "mode", "seed")  # a study with another of these is another study
 _CODE = "the task's code is another"
 _CHANGEABLE = ("task", "source", "space", "algorithm", "sampler")
@@ -107,6 +119,7 @@ class Study:
         main = getattr(sys.modules.get("__main__"), "__file__", None)
         self.file = None if main is None else str(Path(main).absolute())  # what `penstock resume` loads again
         self.trials = self._total(trials)
+        self._ran: Path | None = None
         self._given: dict[str, Any] = {
             "task": task,
             "space": space,
@@ -151,10 +164,10 @@ class Study:
 
     def run(
         self,
-        on: str = "local",
+        on: str | Simulated = "local",
         *,
         sharing: str = "auto",
-        scheduler: str = "fifo",
+        scheduler: str = "waterfill",
         workers: int = 1,
         allow_changes: bool = False,
         progress: bool | None = None,
@@ -162,15 +175,16 @@ class Study:
         """Run to the end, going on from the log where there is one.
 
         Args:
-            on: where: "local".
+            on: where: "local", or ``ps.Simulated(devices=64)``, a cluster that is not there, on a virtual clock.
             sharing: how trials share a device: "solo", "fused" (as one model, in bundles as large as can be), or
                 "auto", which measures what pays.
-            scheduler: who gets which device: "fifo".
+            scheduler: who gets how much of the devices: "waterfill", "dynamic_fluid", "static_fluid", or "fifo", one
+                trial a device.
             workers: 1 trains in this process; more are processes with one device each.
             allow_changes: go on although the task, the space or the algorithm changed since the log was written.
             progress: show it; None where a person is looking.
         """
-        schedule = _check_run(on, sharing, scheduler, workers)
+        schedule = self._check_run(on, sharing, scheduler, workers)
         log = self._open()
         try:
             settings = self._settings(log.dir.name)
@@ -180,7 +194,7 @@ class Study:
             history, decider = History(), Decider(self.algorithm, self._search(self.trials))
             pending = replay(log.past, history, decider, given=_given(log.past, bool(settings["changed"])))
             pending += decider.opened(self.trials)
-            executor = self._executor(workers, log.dir)
+            executor = self._executor(on, workers, log.dir)
             try:
                 limits = Limits(self.deadline, self.target)
                 engine = Engine(
@@ -191,7 +205,8 @@ class Study:
                     schedule,
                     states=log.dir / "states",
                     limits=limits,
-                    fusing=self._fusing(executor, sharing, log.dir),
+                    fusing=self._fusing(executor, sharing, scheduler, log.dir),
+                    pace=self._pace(executor, sharing, log.dir),
                 )
                 with self._progress(progress) as engine.watch, _signals(engine.interrupt):
                     reason = engine.run(Opened(settings, history.clock), pending)
@@ -206,7 +221,15 @@ class Study:
             log.close()
         result = Result(history, self.task, log.dir)
         result.save_best()
+        self._ran = log.dir
         return result
+
+    def timeline(self) -> list[Row]:
+        """Who had how much of which device from when to when: rows of device, trial, start, end, share and mode."""
+        dir = self._ran if self.name is None else self.dir / self.name
+        if dir is None or not (dir / "log.jsonl").is_file():
+            raise StudyError("There is no timeline before the study has run: run it first.")
+        return timeline(events.read(dir / "log.jsonl"))
 
     def _open(self) -> Log:
         if self.name is not None:
@@ -250,8 +273,31 @@ class Study:
                         "Widen the space again, or start a new study under another name."
                     ) from None
 
-    def _executor(self, workers: int, dir: Path) -> Executor:
+    def _check_run(self, on: str | Simulated, sharing: str, scheduler: str, workers: int) -> Scheduler:
+        if isinstance(on, Simulated):
+            if workers != 1:
+                raise StudyError("workers= is for this machine: a simulated cluster has Simulated(devices=...).")
+        elif on != "local":
+            raise StudyError(f'on must be "local" or penstock.Simulated(devices=64), got {on!r}.')
+        elif isinstance(self.task, TabulatedTask):
+            raise StudyError(
+                "The trials of a TabulatedTask are looked up and not trained: run it on a simulated cluster, as in "
+                "study.run(on=penstock.Simulated(devices=8))."
+            )
+        if sharing not in ("auto", "solo", "fused"):
+            raise StudyError(f'sharing must be "auto", "solo" or "fused", got {sharing!r}.')
+        if scheduler not in SCHEDULERS:
+            raise StudyError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {scheduler!r}.")
+        if scheduler == "fifo" and sharing == "fused":
+            raise StudyError('scheduler="fifo" gives each trial a device of its own: leave sharing="fused" out.')
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise StudyError(f"workers must be a whole number above 0, got {workers!r}.")
+        return SCHEDULERS[scheduler]
+
+    def _executor(self, on: str | Simulated, workers: int, dir: Path) -> Executor:
         job = Job(self.task, self.seed, self.metric, self.mode, (dir / "states").absolute())
+        if isinstance(on, Simulated):
+            return SimulatedExecutor(job, on)
         if workers == 1:
             from penstock.executors.local import LocalExecutor
 
@@ -260,11 +306,18 @@ class Study:
 
         return ProcessExecutor(job, workers)
 
-    def _fusing(self, executor: Executor, sharing: str, dir: Path) -> Fusing | None:
-        if sharing == "solo" or isinstance(self.task, FunctionTask):
+    def _fusing(self, executor: Executor, sharing: str, scheduler: str, dir: Path) -> Fusing | None:
+        alone = sharing == "solo" or scheduler == "fifo" or isinstance(self.task, FunctionTask)
+        if alone or executor.virtual:
             return None
-        profiles = Profiles.open(dir.parent / "profiles.jsonl")
-        return Fusing(executor, profiles, fingerprint(self.task), forced=sharing == "fused")
+        return Fusing(executor, _profiles(dir), fingerprint(self.task), forced=sharing == "fused")
+
+    def _pace(self, executor: Executor, sharing: str, dir: Path) -> Pace | None:
+        """Where trials can have any share, what each costs is learnt."""
+        if "distributed" not in executor.modes:
+            return None
+        kinds = {device.name: kind(device) for device in executor.devices()}
+        return Pace(SpeedModel(shared=sharing != "solo"), Shelf(_profiles(dir), fingerprint(self.task), kinds))
 
     @contextmanager
     def _progress(self, wanted: bool | None) -> Iterator[Callable[[History], None] | None]:
@@ -285,12 +338,13 @@ def tune(
     task: object,
     space: Mapping[str, Any] | Callable[..., Any],
     *,
-    on: str = "local",
+    on: str | Simulated = "local",
     sharing: str = "auto",
+    scheduler: str = "waterfill",
     workers: int = 1,
     **settings: Any,
 ) -> Result:
-    """``Study(task, space, ...).run(on=..., sharing=..., workers=...)`` in one call.
+    """``Study(task, space, ...).run(on=..., sharing=..., scheduler=..., workers=...)`` in one call.
 
     >>> import penstock as ps
     >>> def train(trial):
@@ -299,7 +353,7 @@ def tune(
     >>> len(ps.tune(train, space, metric="loss", mode="min", algorithm=algorithm, trials=9).trials)
     9
     """
-    return Study(task, space, **settings).run(on, sharing=sharing, workers=workers)
+    return Study(task, space, **settings).run(on, sharing=sharing, scheduler=scheduler, workers=workers)
 
 
 def seconds(time: float | str | None) -> float | None:
@@ -321,16 +375,8 @@ def seconds(time: float | str | None) -> float | None:
     return value
 
 
-def _check_run(on: str, sharing: str, scheduler: str, workers: int) -> Scheduler:
-    if on != "local":
-        raise StudyError(f'on must be "local", got {on!r}.')
-    if sharing not in ("auto", "solo", "fused"):
-        raise StudyError(f'sharing must be "auto", "solo" or "fused", got {sharing!r}.')
-    if scheduler not in SCHEDULERS:
-        raise StudyError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {scheduler!r}.")
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise StudyError(f"workers must be a whole number above 0, got {workers!r}.")
-    return SCHEDULERS[scheduler]
+def _profiles(dir: Path) -> Profiles:
+    return Profiles.open(dir.parent / "profiles.jsonl")
 
 
 def _changes(past: list[events.Event], now: dict[str, Any], grows: bool, allowed: bool) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from penstock.errors import TaskError
+from penstock.tabulated import TabulatedTask
 from penstock.trial import Config
 
 if TYPE_CHECKING:
@@ -75,12 +76,12 @@ class FunctionTask:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
-AnyTask = Task | FunctionTask
+AnyTask = Task | FunctionTask | TabulatedTask
 
 
 def as_task(task: object) -> AnyTask:
     """The task that a study was given, or a clear refusal."""
-    if isinstance(task, Task | FunctionTask):
+    if isinstance(task, Task | FunctionTask | TabulatedTask):
         return task
     if isinstance(task, type) and issubclass(task, Task):
         raise TaskError(f"Expected a task, got the class {task.__name__}: call it, as in Study({task.__name__}(), …).")
@@ -91,7 +92,7 @@ def as_task(task: object) -> AnyTask:
 
 def task_name(task: AnyTask) -> str:
     """What a task is called in messages and in the log."""
-    return task.name if isinstance(task, FunctionTask) else type(task).__name__
+    return task.name if isinstance(task, FunctionTask | TabulatedTask) else type(task).__name__
 
 
 def fingerprint(task: AnyTask) -> str:
@@ -99,12 +100,16 @@ def fingerprint(task: AnyTask) -> str:
     code: list[object]
     if isinstance(task, FunctionTask):
         code = [task.function]
+    elif isinstance(task, TabulatedTask):
+        code = [task.identity or task.function]
     else:
         code = [kind for kind in type(task).__mro__ if issubclass(kind, Task) and kind is not Task]
     return hashlib.blake2b("\n".join(map(_source, code)).encode(), digest_size=6).hexdigest()
 
 
 def _source(thing: Any) -> str:
+    if isinstance(thing, str):
+        return thing
     try:
         return inspect.getsource(thing)
     except (OSError, TypeError):  # typed at a prompt: the names are all there is to compare

@@ -59,23 +59,29 @@ class StartFrom(NamedTuple):
 
 @dataclass(frozen=True)
 class Member:
-    """One trial of a group: train ``config`` until ``budget`` units in all, beginning with ``start_from``."""
+    """One trial of a group: train ``config`` until ``budget`` units in all, beginning with ``start_from``.
+
+    Of a group's members, those of a higher ``priority`` get devices first.
+    """
 
     trial: int
     config: Config
     budget: int
     start_from: StartFrom | None = None
+    priority: float = 0.0
 
 
 @dataclass(frozen=True)
 class TrialGroup:
     """Trials that an algorithm wants run, each to a budget; the unit of scheduling (Fluid §3.2).
 
-    Groups of one name belong together: an algorithm may add members to a rung it has asked for before.
+    Groups of one name belong together: an algorithm may add members to a rung it has asked for before. Groups that run
+    at once share the devices by ``weight``.
     """
 
     name: str
     members: tuple[Member, ...]
+    weight: float = 1.0
 
 
 class Stage(NamedTuple):

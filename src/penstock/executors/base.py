@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.bundle import Bundle, Description, WorkerEvent
+from penstock.bundle import Bundle, BundleMode, Description, WorkerEvent
 from penstock.trial import Config
 
 
@@ -51,7 +51,12 @@ class Executor(ABC):
       that the timeout has passed or ``wake`` was called.
     - A worker that dies loses no report that was sent; each of its trials is told as ``Failed(died=True)``.
     - Workers exit when their driver does.
+    - ``modes`` are those that a bundle can have here. ``virtual`` says that the clock is not the machine's: ``wait``
+      then moves it on to the next event, or by ``timeout``.
     """
+
+    modes: frozenset[BundleMode] = frozenset({"solo", "fused"})
+    virtual: bool = False
 
     @abstractmethod
     def devices(self) -> Sequence[Device]:

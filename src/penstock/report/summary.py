@@ -15,6 +15,7 @@ from typing import Any
 from penstock.errors import LogError, StudyError
 from penstock.events import Event, read
 from penstock.history import History, TrialRecord
+from penstock.timeline import timeline, utilisation
 
 LOG = "log.jsonl"
 
@@ -87,6 +88,13 @@ def study_facts(study: Path, history: History) -> dict[str, Any]:
         "modes": dict(Counter(history.mode_of.values())),
         "measured": [vars(measured) for measured in history.measured.values()],
     }
+
+
+def device_facts(study: Path) -> dict[str, Any]:
+    """How many devices a study had, and which part of their time somebody trained on them."""
+    events = list(read(study / "log.jsonl"))
+    used = utilisation(timeline(events), events)
+    return {"devices": len(used.per_device), "utilisation": used.fraction}
 
 
 def trial_facts(trial: TrialRecord, curve: bool = False) -> dict[str, Any]:

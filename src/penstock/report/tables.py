@@ -87,6 +87,8 @@ def study_summary(facts: dict[str, Any]) -> RenderableType:
     rows.add_row("best", _best(facts))
     rows.add_row("time", clock(facts["seconds"]) + _if(" of {}", facts["deadline"] and clock(facts["deadline"])))
     rows.add_row("trained", f"{facts['units']:,} units in {clock(facts['device_seconds'])} on devices")
+    if "devices" in facts:
+        rows.add_row("devices", f"{facts['devices']}, busy {facts['utilisation']:.0%} of the time")
     if facts["modes"]:
         rows.add_row("modes", "  ".join(f"{count} {mode}" for mode, count in facts["modes"].items()))
     rows.add_row("states", f"{size(facts['state_bytes'])} on disk")
@@ -162,6 +164,12 @@ def failures(history: History) -> Text | None:
     )
 
 
+def busy(facts: dict[str, Any]) -> Text:
+    """How busy the devices were."""
+    devices = "1 device" if facts["devices"] == 1 else f"{facts['devices']} devices"
+    return Text(f"{devices}, busy {facts['utilisation']:.0%} of {clock(facts['seconds'])}\n", style="dim")
+
+
 def how_to_go_on(facts: dict[str, Any], config: Config) -> Text:
     """Where the trained model is, how to load it, and where to look further; lines to copy are not wrapped."""
     text = Text()
@@ -176,6 +184,7 @@ def how_to_go_on(facts: dict[str, Any], config: Config) -> Text:
     ways = {
         f"penstock show {name}{where} --curves": "where it stands, best trials, curves",
         f"penstock dashboard {name}{where}": "plots in a browser",
+        f"penstock report {name}{where}": "who had which device when, as a page",
         f"penstock export {name}{where} --to csv": "all trials and curves; or --to tensorboard",
     }
     if facts["ended"] == "deadline":

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.executors.base import Device
+from penstock.scheduling.speed import Speed
 
 
 @dataclass(frozen=True)
 class Demand:
-    """A trial that waits for devices: ``units`` more units, asked for as part of ``group``.
+    """A trial that wants devices: ``units`` more units, asked for as part of ``group``.
 
-    ``asked`` is one more with each asking.
+    ``asked`` is one more with each asking. Of a group's trials, those of a higher ``priority`` go first. ``bytes`` is
+    the device memory that it takes, 0 where that is not known.
     """
 
     trial: int
     group: str
     units: int
     asked: int = 0
+    priority: float = 0.0
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who gets how much, and where."""
+    """Who gets how much, and where: 1/p of one device, or as many whole devices as ``share`` says."""
 
     trial: int
     devices: tuple[str, ...]
@@ -31,15 +36,63 @@ class Assignment:
 
 
 @dataclass(frozen=True)
+class Holding:
+    """A trial that runs: what it still wants, what it has, and the part of its unit that it has ``done`` by now.
+
+    What it wants counts that unit, so that it is never quite done; half of it is where nothing is known.
+    """
+
+    demand: Demand
+    assignment: Assignment
+    done: float = 0.5
+
+
+class Room(NamedTuple):
+    """What is left of a device."""
+
+    share: float
+    bytes: int
+
+
+@dataclass(frozen=True)
 class View:
-    """The devices there are, and what runs on them."""
+    """The devices there are, who runs on them, by trial, and what is left of those that are not full.
 
-    devices: Sequence[Device]
-    running: Sequence[Assignment]
+    ``weights`` are those of groups that run at once, 1 where nothing is said.
+    """
+
+    devices: Mapping[str, Device]
+    running: Mapping[int, Holding]
+    room: Mapping[str, Room]
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
-Speed = Callable[[int, float], float]
-"""Seconds a unit of a trial takes at a share, h(w) of Fluid §4.2.2; None where nothing is measured."""
+Scheduler = Callable[[View, Collection[Demand], Speed], list[Assignment]]
+"""``schedule(view, demands, speed) -> assignments``.
 
-Scheduler = Callable[[View, Collection[Demand], Speed | None], list[Assignment]]
-"""``schedule(view, demands, speed) -> assignments`` for trials that wait, which come in the order of asking."""
+``demands`` are those of trials that wait, in the order of asking. An assignment of one of them starts it; of a running
+trial, it moves it: it stops at its next boundary and goes on with what it is given then. Who is not named waits on, or
+runs on as it does. What a moved trial gives up is free for others. So no device is given away twice: with everything
+carried out, the shares on a device add up to 1 at most, and the bytes to its memory. A device with one whole share is
+nobody else's.
+"""
+
+FULL = 1e-9
+"""What is left of a device that has nothing left: shares such as 1/3 do not add up exactly."""
+
+
+def room(devices: Mapping[str, Device], running: Collection[Holding]) -> dict[str, Room]:
+    """What is left of each device that is not full.
+
+    >>> one = {"gpu 0": Device("gpu 0", "h200", memory=8)}
+    >>> room(one, [Holding(Demand(0, "g", 1, bytes=2), Assignment(0, ("gpu 0",), 0.5))])
+    {'gpu 0': Room(share=0.5, bytes=6)}
+    """
+    share = dict.fromkeys(devices, 1.0)
+    bytes = {name: device.memory for name, device in devices.items()}
+    for one in running:
+        for name in one.assignment.devices:
+            if name in share:  # it may have been lost since
+                share[name] -= min(1.0, one.assignment.share)
+                bytes[name] -= one.demand.bytes
+    return {name: Room(left, bytes[name]) for name, left in share.items() if left > FULL}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from penstock.scheduling.base import Assignment, Demand, Speed, View
+from penstock.scheduling.base import FULL, Assignment, Demand, View
+from penstock.scheduling.speed import Speed
 
 
-def fifo(view: View, demands: Collection[Demand], speed: Speed | None = None) -> list[Assignment]:
+def fifo(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
     """Give each free device, in order, to the trial that has waited longest."""
-    taken = {name for assignment in view.running for name in assignment.devices}
-    free = [device.name for device in view.devices if device.name not in taken]
+    free = (name for name, room in view.room.items() if room.share > 1 - FULL)
     return [Assignment(demand.trial, (name,)) for name, demand in zip(free, demands, strict=False)]

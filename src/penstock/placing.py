@@ -1,0 +1,306 @@
+"""What goes down: who waits, who runs where, and the bundles that an executor is told to hold.
+
+Assignments become bundles. Trials with parts of one device are one bundle, fused where they are of one signature and
+processes where not; a whole device is solo, several are distributed. On executors whose trials can be fused for real
+``scheduling.grouping`` gathers them by signature, in bundles as large as was measured to pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from penstock import events
+from penstock.bundle import Bundle, BundleMode, Description, Placement
+from penstock.errors import StudyError
+from penstock.events import Event
+from penstock.executors.base import Device, Executor
+from penstock.fusing import Fusing
+from penstock.history import History, TrialRecord
+from penstock.pace import Pace
+from penstock.scheduling import grouping
+from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, Scheduler, View
+from penstock.trial import Config, StateRef
+
+
+@dataclass(eq=False)
+class Place:
+    """A bundle as it should be, and since when its trials have been together."""
+
+    name: str
+    devices: tuple[str, ...]
+    mode: BundleMode
+    signature: str
+    size: int | None = None
+    reason: str = ""
+    members: dict[int, Placement] = field(default_factory=dict)
+    leaving: set[int] = field(default_factory=set)
+
+    def share(self, trial: int) -> float:
+        """What a trial has of the devices now: what others do not use is its own."""
+        return float(len(self.devices)) if len(self.devices) > 1 else 1 / len(self.members)
+
+
+class Placing:
+    """Who waits and who runs, and what the executor is told of it; ``log`` takes a line before it takes effect."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        history: History,
+        schedule: Scheduler,
+        log: Callable[[Event], None],
+        clock: Callable[[], float],
+        intact: Callable[[StateRef], bool],
+        *,
+        fusing: Fusing | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        self.executor, self.history, self.schedule = executor, history, schedule
+        self.log, self.clock, self.intact = log, clock, intact
+        self.fusing, self.pace = fusing, pace or Pace()
+        self.waiting: dict[int, Demand] = {}
+        self.running: dict[int, Place] = {}
+        self.asked = 0  # how often a trial was queued
+        self.places = 0  # how many bundles there have been
+        self._devices: dict[str, Device] = {}
+        self._on: dict[str, dict[int, Assignment]] = {}  # who has a part of each device
+        self._room: dict[str, Room] = {}
+        self._demands: dict[int, Demand] = {}  # of those that run, as they began
+        self._assigned: dict[int, Assignment] = {}
+        self._begun: dict[int, float] = {}  # the clock when those that run were placed
+        self._described: dict[int, tuple[Config, Description]] = {}
+        self._new: set[int] = set()  # trials that wait and were not described yet
+        self._changed = True
+
+    # Who waits, who leaves, and which devices there are
+
+    def queue(self, record: TrialRecord) -> None:
+        """A trial waits for devices; one that still leaves its bundle is queued when it has left."""
+        if record.number in self.running:
+            return
+        self.asked += 1
+        units = record.granted - record.reported
+        self.waiting[record.number] = Demand(record.number, record.group, units, self.asked, record.priority)
+        if self.pace.learns:
+            self._new.add(record.number)
+        self._changed = True
+
+    def left(self, trial: int) -> Placement:
+        """A trial is no longer in its bundle."""
+        place = self.running.pop(trial)
+        placement = place.members.pop(trial)
+        del self._begun[trial]
+        place.leaving.discard(trial)
+        self.pace.left(trial, place.members, self.clock())
+        if trial in self._assigned:
+            del self._demands[trial]
+            for name in self._assigned.pop(trial).devices:
+                self._on[name].pop(trial, None)
+                self._measure(name)
+        self._changed = True
+        return placement
+
+    def look(self) -> None:
+        """See which devices there are, and log it where that changed."""
+        devices = {device.name: device for device in self.executor.devices()}
+        if devices == self._devices:
+            return
+        self._devices = devices
+        self.log(events.Devices({name: device.type for name, device in devices.items()}, self.clock()))
+        for name in devices:
+            self._on.setdefault(name, {})
+        for name in self._on:
+            self._measure(name)
+        self._changed = True
+
+    def lost(self, trial: int) -> bool:
+        """Whether a device of a running trial is gone."""
+        return any(name not in self._devices for name in self.running[trial].devices)
+
+    def _measure(self, name: str) -> None:
+        """What is left of a device, counted anew."""
+        share = 1.0 - sum(min(1.0, one.share) for one in self._on[name].values())
+        if name in self._devices and share > FULL:
+            bytes = sum(self._demands[trial].bytes for trial in self._on[name])
+            self._room[name] = Room(share, self._devices[name].memory - bytes)
+        else:
+            self._room.pop(name, None)
+
+    # Placing
+
+    def place(self) -> None:
+        """Carry out what the scheduler assigns."""
+        if self.fusing is not None:
+            if self.waiting:
+                self._place_fused(self.fusing)
+            return
+        if not self._changed or not (self.waiting or self.running):
+            return
+        self._changed = False
+        self._describe()
+        view = View(self._devices, _Holdings(self), self._room, self.history.weights)
+        told: dict[str, Place] = {}
+        for assignment in self.schedule(view, self.waiting.values(), self.pace.speed()):
+            place = self.running.get(assignment.trial)
+            if place is not None:
+                self._move(place, assignment.trial)
+            elif self._fits(assignment):
+                place = self._enter(assignment)
+            if place is not None:
+                told[place.name] = place
+        for place in told.values():
+            self._declare(place)
+        if not self.running and self.waiting and self._devices:
+            raise StudyError(
+                f"{self.schedule.__name__} gives nothing to any of the {len(self.waiting)} trials that wait, although "
+                f"nothing runs on the {len(self._devices)} devices."
+            )
+
+    def _move(self, place: Place, trial: int) -> None:
+        """A trial is to leave at its next boundary, but not in the instant in which it came: nobody only moves."""
+        if self.clock() > self._begun[trial]:
+            place.leaving.add(trial)
+
+    def _fits(self, assignment: Assignment) -> bool:
+        """Whether its devices have room already: a trial that is moved leaves them at its next boundary."""
+        share = min(1.0, assignment.share)
+        return all(name in self._room and self._room[name].share > share - FULL for name in assignment.devices)
+
+    def _enter(self, assignment: Assignment) -> Place | None:
+        """The bundle that a trial enters for an assignment: that of its device where it has a part of one."""
+        trial, devices = assignment.trial, assignment.devices
+        signature = self._signature(trial)
+        if assignment.share >= 1:
+            place = self._make(devices, "solo" if len(devices) == 1 else "distributed", signature)
+        else:
+            others = self._on[devices[0]]
+            place = self.running[next(iter(others))] if others else self._make(devices, "fused", signature)
+            if place.signature != signature or not signature:
+                place.mode = "processes"
+        demand = self.waiting[trial]
+        if not self._begin(place, trial, assignment.share):
+            return None
+        self._demands[trial], self._assigned[trial] = demand, assignment
+        for name in devices:
+            self._on[name][trial] = assignment
+            self._measure(name)
+        return place
+
+    def _describe(self) -> None:
+        """Learn what those that wait are like, where their config is new."""
+        asked = sorted(self._new & self.waiting.keys())
+        self._new.clear()
+        configs = {trial: self.history.trials[trial].config for trial in asked}
+        new = {t: c for t, c in configs.items() if t not in self._described or self._described[t][0] != c}
+        descriptions = self.executor.describe(list(new.values()), train=False) if new else []
+        for (trial, config), description in zip(new.items(), descriptions, strict=True):
+            self._described[trial] = (config, description)
+            self.pace.know(trial, description.signature or "")
+        for trial in asked:
+            bytes = self._described[trial][1].bytes
+            if bytes:
+                self.waiting[trial] = replace(self.waiting[trial], bytes=bytes)
+
+    def _signature(self, trial: int) -> str:
+        return self._described[trial][1].signature or "" if trial in self._described else ""
+
+    def _place_fused(self, fusing: Fusing) -> None:
+        """Trials of one signature share a device, in bundles as large as was measured to pay."""
+        there = {place.name: place for place in self.running.values()}
+        running = [grouping.Running(p.name, p.devices[0], p.signature or None, len(p.members)) for p in there.values()]
+        if len(there) >= len(self._devices) and not any(self._open(place, fusing) for place in there.values()):
+            return
+        fusing.describe([self.history.trials[trial] for trial in self.waiting])
+        for reason in fusing.refusals():
+            self.log(events.Measured("", "", "solo", 1, {}, None, reason, self.clock()))
+        waiting = [self._candidate(demand, fusing) for demand in self.waiting.values()]
+        for gathering in grouping.group(list(self._devices), running, waiting, fusing.limit):
+            if gathering.bundle is not None:
+                place = there[gathering.bundle]
+            else:
+                signature = gathering.signature or ""
+                size = fusing.size(signature, gathering.device) if signature else 1
+                fused = len(gathering.trials) > 1 if size is None else size > 1  # a lone trial shows nothing of fusing
+                mode: BundleMode = "fused" if fused else "solo"
+                place = self._make((gathering.device,), mode, signature if fused else "", size)
+                place.reason = fusing.reason(signature, gathering.device) if fused else ""
+            share = 1 / (len(place.members) + len(gathering.trials))
+            for trial in gathering.trials:
+                self._begin(place, trial, share)
+            self._declare(place)
+
+    def _candidate(self, demand: Demand, fusing: Fusing) -> grouping.Candidate:
+        record, description = self.history.trials[demand.trial], fusing.of(demand.trial)
+        state = record.state or record.start
+        position = (0, 0) if state is None else (state.unit, state.step)
+        return grouping.Candidate(demand.trial, description.signature, position, description.batch_size, demand.asked)
+
+    def _open(self, place: Place, fusing: Fusing) -> bool:
+        room = fusing.limit(place.signature, place.devices[0]) if place.signature else 1
+        return place.mode == "fused" and len(place.members) < room
+
+    def _make(self, devices: tuple[str, ...], mode: BundleMode, signature: str, size: int | None = None) -> Place:
+        self.places += 1
+        return Place(f"bundle {self.places}", devices, mode, signature, size)
+
+    def _begin(self, place: Place, trial: int, share: float) -> bool:
+        """Log that a trial enters a bundle; not where its state is gone for good."""
+        del self.waiting[trial]
+        record = self.history.trials[trial]
+        state, attempt = record.state or record.start, record.attempt + 1
+        if state is not None and not self.intact(state):
+            if record.copied_at >= 0:
+                error = f"Its state {state.file} is gone, and it had taken over another trial's: it cannot begin again."
+                self.log(events.Failed(trial, record.attempt, error, True, self.clock()))
+                return False
+            state = None  # it begins again and repeats exactly; what it reports again is not logged twice
+        self.log(events.Placed(trial, attempt, place.devices, place.mode, state, self.clock(), share))
+        inherited = state is not None and state == record.start
+        self.running[trial], self._begun[trial] = place, self.clock()
+        place.members[trial] = Placement(trial, attempt, record.config, record.granted, state, inherited, share)
+        self.pace.entered(trial, place.members, self.clock())
+        return True
+
+    def _declare(self, place: Place) -> None:
+        placements = tuple(one for trial, one in place.members.items() if trial not in place.leaving)
+        bundle = Bundle(place.name, place.devices, placements, place.mode, place.signature, place.size, place.reason)
+        if placements or place.leaving:
+            self.executor.place(bundle)
+
+    # Changing bundles that run
+
+    def shrink(self, signature: str, size: int) -> list[Place]:
+        """Bundles of a signature hold no more than ``size``; gives them. Where 1 is best they are dissolved."""
+        there = {place.name: place for place in self.running.values() if place.signature == signature}
+        for place in there.values():
+            place.size = size
+            if len(place.members) > size:
+                place.leaving |= set(list(place.members)[size if size > 1 else 0 :])
+                self._declare(place)
+        return list(there.values())
+
+    def stop(self) -> None:
+        """Everybody leaves."""
+        for place in {place.name: place for place in self.running.values()}.values():
+            place.leaving |= place.members.keys()
+            self._declare(place)
+
+
+class _Holdings(Mapping[int, Holding]):
+    """Who runs, with what is left to do now; made when it is looked at."""
+
+    def __init__(self, placing: Placing) -> None:
+        self._placing = placing
+
+    def __getitem__(self, trial: int) -> Holding:
+        one, record = self._placing, self._placing.history.trials[trial]
+        demand = replace(one._demands[trial], units=record.granted - record.reported)
+        done = one.pace.done(trial, one.running[trial].share(trial), one.clock())
+        return Holding(demand, one._assigned[trial], done)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._placing._assigned)
+
+    def __len__(self) -> int:
+        return len(self._placing._assigned)

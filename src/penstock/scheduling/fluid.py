@@ -1,0 +1,129 @@
+"""Fluid's two schedulers, to the letter: StaticFluid and DynamicFluid, algorithms 1 and 2 of the paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, View
+from penstock.scheduling.packing import Space, divide, everywhere, largest_remainder, refuse_impossible
+from penstock.scheduling.speed import Speed
+
+
+def static_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
+    """Give trials that arrive shares of the idle devices in proportion to their runtimes: algorithm 1.
+
+    Those of a higher priority are placed first, then those with most resources, then the longest. What does not fit
+    waits, and is given new shares of what is idle then. Groups that wait at once divide the idle devices by weight;
+    what one of them leaves over goes to those that still wait.
+    """
+    return _arrive(view, demands, speed, {})
+
+
+def dynamic_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
+    """As ``static_fluid``; and where nobody waits and something is free, resize those that run: algorithm 2.
+
+    A trial that has left its devices to be resized waits like one that arrives. It takes no more than algorithm 2 would
+    give it beside those of its group that run, so that what is free goes where the resizing meant it to go.
+    """
+    if math.isinf(speed.moving):
+        return _arrive(view, demands, speed, {})
+    if not demands:
+        return _resize(view, speed) if view.room else []
+    running = _by_group(holding.demand for _, holding in sorted(view.running.items()))
+    waiting = _by_group(demands)
+    most: dict[int, float] = {}
+    dues = _dues(view, {**waiting, **running})
+    for name in waiting.keys() & running.keys():
+        most |= _shares([*waiting[name], *running[name]], dues[name], speed)
+    return _arrive(view, demands, speed, most)
+
+
+def _shares(demands: Iterable[Demand], devices: int, speed: Speed) -> dict[int, float]:
+    """min(max(floor(h / Σh · n), 1/c), d) of each."""
+    runtimes = {demand.trial: demand.units * speed.unit(demand.trial) for demand in demands}
+    total = sum(runtimes.values())
+    shares = {}
+    for trial, runtime in runtimes.items():
+        curve = speed.curve(trial)
+        whole = math.floor(runtime / total * devices + FULL) if total > 0 else 0
+        shares[trial] = float(min(whole, curve.widest)) if whole else 1 / curve.most
+    return shares
+
+
+def _arrive(view: View, demands: Collection[Demand], speed: Speed, most: dict[int, float]) -> list[Assignment]:
+    refuse_impossible(view, demands)
+    if not demands or not view.room:
+        return []
+    made: list[Assignment] = []
+    left: dict[str, Room] = {}
+    waiting: list[Demand] = []
+    for part in divide(view, demands):
+        space = Space(view.devices, part.room)
+        started = _place(space, part.demands, speed, most)
+        made += started
+        names = {one.trial for one in started}
+        waiting += [demand for demand in part.demands if demand.trial not in names]
+        left |= space.free()
+    return made + _place(Space(view.devices, left), waiting, speed, most)
+
+
+def _place(space: Space, demands: Sequence[Demand], speed: Speed, most: dict[int, float]) -> list[Assignment]:
+    shares = _shares(demands, space.whole(), speed)
+    shares = {trial: min(share, most.get(trial, share)) for trial, share in shares.items()}
+    made = []
+    for demand in sorted(
+        demands, key=lambda d: (-d.priority, -shares[d.trial], -d.units * speed.unit(d.trial), d.asked, d.trial)
+    ):
+        devices = space.fit(shares[demand.trial], demand.bytes)
+        if devices:
+            space.take(devices, shares[demand.trial], demand.bytes)
+            made.append(Assignment(demand.trial, devices, shares[demand.trial]))
+    return made
+
+
+def _resize(view: View, speed: Speed) -> list[Assignment]:
+    """Algorithm 2. Those that shrink come first, and what they give up is there for those that grow."""
+    groups = _by_group(holding.demand for _, holding in sorted(view.running.items()))
+    dues = _dues(view, groups)
+    shares: dict[int, float] = {}
+    for name, members in groups.items():
+        shares |= _shares(members, dues[name], speed)
+
+    def order(holding: Holding) -> tuple[bool, float, float, int, int]:
+        demand = holding.demand
+        new = shares[demand.trial]
+        runtime = demand.units * speed.unit(demand.trial)
+        return new > holding.assignment.share, -new, -runtime, demand.asked, demand.trial
+
+    space = Space(view.devices, everywhere(view))
+    made = []
+    for holding in sorted(view.running.values(), key=order):
+        demand, old, new = holding.demand, holding.assignment, shares[holding.demand.trial]
+        if not _pays(demand, old.share, new, speed):
+            continue
+        space.give(old.devices, old.share, demand.bytes)
+        devices = space.fit(new, demand.bytes, own=old.devices)
+        if devices:
+            made.append(Assignment(demand.trial, devices, new))
+            space.take(devices, new, demand.bytes)
+        else:
+            space.take(old.devices, old.share, demand.bytes)
+    return made
+
+
+def _pays(demand: Demand, old: float, new: float, speed: Speed) -> bool:
+    before = demand.units * speed.seconds(demand.trial, old)
+    after = demand.units * speed.seconds(demand.trial, new) + speed.moving
+    return (new > old and after < before) or (new < old and new * after < old * before)
+
+
+def _by_group(demands: Iterable[Demand]) -> dict[str, list[Demand]]:
+    groups: dict[str, list[Demand]] = {}
+    for demand in demands:
+        groups.setdefault(demand.group, []).append(demand)
+    return groups
+
+
+def _dues(view: View, groups: Iterable[str]) -> dict[str, int]:
+    return largest_remainder(len(view.devices), {name: view.weights.get(name, 1.0) for name in groups})

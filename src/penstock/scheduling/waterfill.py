@@ -1,0 +1,198 @@
+"""Penstock's own scheduler: what Fluid's water-filling means to do, by looking ahead at what it would come to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple
+
+from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, View
+from penstock.scheduling.foresight import FEW, SMALL, look_ahead, rebalance
+from penstock.scheduling.packing import Part, Space, divide, everywhere, refuse_impossible
+from penstock.scheduling.planning import Option, options
+from penstock.scheduling.speed import Speed
+
+SAMPLE = 256  # trials that the level is found from
+PATIENCE = 256  # askings by which a trial may be overtaken, if not more wait
+
+
+def waterfill(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
+    """Give every trial the least that lets all end by the earliest time possible, and start who starts now.
+
+    - Few trials on few devices are planned to their end: shares and an order are laid out in time, Fluid's are among
+      those that are tried, and the plan that ends first is begun.
+    - Many are given what the level of the water says: the least area by the time at which all areas fit.
+    - Of far more than fit, only the first few times as many as fit are looked at.
+    - No device is free while a trial waits that fits there. Of a group's trials those of a higher priority go
+      first, then the longest, then who asked first. Groups divide the devices by weight.
+    - Nobody starves: a trial is overtaken only by those asked for less than so many askings after it as four times
+      those that wait and run now, or 256.
+    - Where trials can be moved and nobody waits, those that run are given what is free if all end sooner so.
+    """
+    moves = math.isfinite(speed.moving)
+    if not demands:
+        return _rebalance(view, speed) if moves and view.room and view.running else []
+    if not view.devices:
+        refuse_impossible(view, demands)
+    if not view.room:
+        return []
+    first = next(iter(demands))
+    slots = len(view.room) / options(speed.curve(first.trial), 1)[0].share
+    window = list(islice(demands, max(round(2 * slots) + 4, FEW if len(view.devices) <= SMALL else 0)))
+    late = first.asked + max(PATIENCE, 4 * (len(demands) + len(view.running)))
+    early = [demand for demand in window if demand.asked < late]
+    beyond = len(demands) - len(window)
+    made = _start(view, early, beyond, speed)
+    if len(early) < len(window):
+        made += _start_late(_with(view, made, early), len(made) < len(early), window[len(early) :], beyond, speed)
+    if len(made) < len(window):
+        given = {one.trial for one in made}
+        refuse_impossible(view, (demand for demand in window if demand.bytes and demand.trial not in given))
+    elif moves and not beyond:
+        made += _rebalance(_with(view, made, window), speed, frozenset(one.trial for one in made))
+    return made
+
+
+def _start_late(view: View, waits: bool, demands: Sequence[Demand], beyond: int, speed: Speed) -> list[Assignment]:
+    """Start those that came late: while an earlier one waits, only on free devices, which are too small for it."""
+    room = {name: left for name, left in view.room.items() if left.share > 1 - FULL or not waits}
+    return _start(replace(view, room=room), demands, beyond, speed) if room else []
+
+
+def _start(view: View, demands: Sequence[Demand], beyond: int, speed: Speed) -> list[Assignment]:
+    """Start who starts now, part by part; ``beyond`` more wait behind these."""
+    parts = divide(view, demands)
+    plans = [_start_part(view, part, beyond, speed) for part in parts]
+    spare: dict[str, Room] = {}  # what those leave over who all start
+    for part, (made, space) in zip(parts, plans, strict=True):
+        if len(made) == len(part.demands):
+            spare |= space.free()
+    if spare:
+        for i, (part, (made, _)) in enumerate(zip(parts, plans, strict=True)):
+            if len(made) < len(part.demands):
+                plans[i] = _start_part(view, replace(part, room={**part.room, **spare}), beyond, speed)
+                spare = {}
+    started = [one for made, _ in plans for one in made]
+    space = plans[0][1] if len(parts) == 1 else Space(view.devices, view.room)
+    if len(parts) > 1:
+        _carry_out(space, started, demands)
+    if space.whole() and len(started) < len(demands):
+        given = {one.trial for one in started}
+        waiting = [demand for demand in demands if demand.trial not in given]
+        free = {name: left for name, left in space.room.items() if left.share > 1 - FULL}
+        started += _fill_up(Space(view.devices, free), waiting, beyond, len(view.devices), speed)
+    return started
+
+
+def _start_part(view: View, part: Part, beyond: int, speed: Speed) -> tuple[list[Assignment], Space]:
+    """Who of a part starts now, and what is left of its room then."""
+    space = Space(view.devices, part.room)
+    if beyond or len(part.demands) > FEW or len(view.devices) > SMALL:
+        return _fill_up(space, part.demands, beyond, len(view.devices), speed), space
+    made = look_ahead(_of(view, part), part.demands, speed)
+    _carry_out(space, made, part.demands)
+    return made, space
+
+
+def _fill_up(space: Space, demands: Sequence[Demand], beyond: int, devices: int, speed: Speed) -> list[Assignment]:
+    """Place trials at the level of the water, in order; where that does not fit, what is narrower."""
+    trials, known = {}, dict[int, tuple[Option, ...]]()  # by the curve's id: most have the same, and hashing it is slow
+    for demand in demands:
+        curve = speed.curve(demand.trial)
+        if id(curve) not in known:
+            known[id(curve)] = options(curve, devices)
+        trials[demand.trial] = _Trial(demand.units * speed.unit(demand.trial), known[id(curve)])
+    level = _level(list(trials.values()), space, beyond, devices)
+    made = []
+    for demand in sorted(demands, key=lambda d: (-d.priority, -trials[d.trial].runtime, d.asked, d.trial)):
+        ours = trials[demand.trial].options
+        for option in reversed(ours[: ours.index(_least(trials[demand.trial], level)) + 1]):
+            places = space.fit(option.share, demand.bytes)
+            if places:
+                space.take(places, option.share, demand.bytes)
+                made.append(Assignment(demand.trial, places, option.share))
+                break
+    return made
+
+
+class _Trial(NamedTuple):
+    runtime: float
+    options: tuple[Option, ...]
+
+
+def _level(trials: Sequence[_Trial], space: Space, beyond: int, devices: int) -> float:
+    """The earliest time by which all end: at once, if there is room for all at once; or else one after another.
+
+    At once, shares add up to the room. One after another, areas add up to devices × time: taken for granted is that
+    areas can be cut at will, and that those beyond are like these.
+    """
+    sample = sorted(trials, key=lambda trial: -trial.runtime)[:: max(1, len(trials) // SAMPLE)]
+    part = len(sample) / (len(trials) + beyond)
+    room = part * sum(left.share for left in space.room.values())
+    at_once = sum(trial.options[0].share for trial in sample) <= room
+    low = max(trial.runtime * trial.options[-1].seconds for trial in sample)
+    high = max(trial.runtime * trial.options[0].seconds for trial in sample)
+    if not at_once:
+        area = sum(trial.runtime * trial.options[0].area for trial in sample) / (part * devices)
+        if area >= high:
+            return area
+        high = max(high, area)
+    for _ in range(12):
+        middle = (low + high) / 2
+        given = [(trial.runtime, _least(trial, middle)) for trial in sample]
+        if at_once:
+            fits = sum(option.share for _, option in given) <= room
+        else:
+            fits = sum(runtime * option.area for runtime, option in given) <= part * devices * middle
+        low, high = (low, middle) if fits else (middle, high)
+    return high
+
+
+def _least(trial: _Trial, level: float) -> Option:
+    """The narrowest that ends by the level, which has the least area; the fastest where none does."""
+    for option in trial.options:
+        if trial.runtime * option.seconds <= level:
+            return option
+    return trial.options[-1]
+
+
+def _rebalance(view: View, speed: Speed, fixed: frozenset[int] = frozenset()) -> list[Assignment]:
+    if not view.room:
+        return []
+    made = []
+    for part in divide(view, [holding.demand for _, holding in sorted(view.running.items())]):
+        made += rebalance(_of(view, part), speed, fixed)
+    return made
+
+
+def _of(view: View, part: Part) -> View:
+    """What a part sees: its own trials that run, where they run, and its room.
+
+    Of a device that others are on, or have the room of, it has what its own trials give up and no more.
+    """
+    running = {trial: one for trial, one in sorted(view.running.items()) if one.demand.group in part.groups}
+    names = set(part.room).union(*(one.assignment.devices for one in running.values()))
+    others = set(view.room).union(
+        *(one.assignment.devices for trial, one in view.running.items() if trial not in running)
+    )
+    left = everywhere(view)
+    devices = {name: device for name, device in view.devices.items() if name in names}
+    room = {name: Room(0.0, 0) if name in others else left[name] for name in devices} | part.room
+    return View(devices, running, room, view.weights)
+
+
+def _with(view: View, made: Sequence[Assignment], demands: Collection[Demand]) -> View:
+    """The same with assignments carried out."""
+    asked = {demand.trial: demand for demand in demands}
+    space = Space(view.devices, view.room)
+    _carry_out(space, made, demands)
+    running = {**view.running, **{one.trial: Holding(asked[one.trial], one) for one in made}}
+    return replace(view, running=running, room=space.free())
+
+
+def _carry_out(space: Space, made: Sequence[Assignment], demands: Collection[Demand]) -> None:
+    bytes = {demand.trial: demand.bytes for demand in demands}
+    for one in made:
+        space.take(one.devices, one.share, bytes[one.trial])

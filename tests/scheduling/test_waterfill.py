@@ -1,0 +1,245 @@
+"""Waterfill: plans for few, a level for many, a glance at a flood."""
+
+import math
+import random
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.curve import Curve
+from penstock.executors.base import Device
+from penstock.scheduling.base import Assignment, Demand, Holding, Room, View, room
+from penstock.scheduling.fluid import dynamic_fluid, static_fluid
+from penstock.scheduling.speed import UNKNOWN, Speed
+from penstock.scheduling.waterfill import waterfill
+from tests.contracts.schedulers import SchedulerContract, curves, groups_of_trials, thorough
+from tests.scheduling.simulated_groups import SimulatedTrial, check, cluster, demands, empty, simulate
+
+EVEN = Curve((1, 2), (1, 1 / 2, 1 / 3, 1 / 4, 1 / 5))  # however wide a trial is, it takes the same device seconds
+TOY = [SimulatedTrial(units) for units in (4, 4, 12, 30)]
+
+
+def speed(curve: Curve, moving: float = math.inf) -> Speed:
+    return Speed(lambda trial: 1.0, lambda trial: curve, moving)
+
+
+def trials(*units: int) -> list[SimulatedTrial]:
+    return [SimulatedTrial(one) for one in units]
+
+
+class TestContract(SchedulerContract):
+    scheduler = staticmethod(waterfill)
+
+
+@pytest.mark.parametrize("moving", [math.inf, 0.0])
+def test_the_papers_example_ends_as_early_as_it_can(moving: float) -> None:
+    assert simulate(waterfill, TOY, 5, EVEN, moving).makespan == pytest.approx(10)
+
+
+def random_group(seed: int) -> tuple[list[SimulatedTrial], int, Curve]:
+    rng = random.Random(seed)
+    some = [SimulatedTrial(rng.randint(5, 90), rng.uniform(0.9, 1.1)) for _ in range(rng.randint(2, 10))]
+    most, widest = rng.randint(1, 4), rng.randint(1, 6)
+    curve = Curve.of(rng.uniform(1, 1.3), most, rng.uniform(1, 1 + 1 / widest), widest)
+    return some, rng.randint(1, 10), curve
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_group_ends_no_later_than_by_fluid(seed: int) -> None:
+    some, devices, curve = random_group(seed)
+    ours = simulate(waterfill, some, devices, curve).makespan
+    assert ours <= simulate(static_fluid, some, devices, curve).makespan * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_group_that_moves_ends_no_later_than_by_fluid(seed: int) -> None:
+    some, devices, curve = random_group(seed)
+    ours = simulate(waterfill, some, devices, curve, moving=1.0).makespan
+    assert ours <= simulate(dynamic_fluid, some, devices, curve, moving=1.0).makespan * (1 + 1e-9)
+
+
+@thorough
+@given(groups_of_trials(), st.integers(1, 6), curves())
+def test_one_more_device_costs_no_more_than_a_unit(some: list[SimulatedTrial], devices: int, curve: Curve) -> None:
+    some = [replace(trial, group="a") for trial in some]
+    fewer, more = (simulate(waterfill, some, n, curve).makespan for n in (devices, devices + 1))
+    slowest = curve.sharing[-1] * max(trial.seconds for trial in some)
+    assert more <= fewer + slowest * (1 + 1e-9)
+
+
+def test_where_nothing_is_measured_the_longest_go_first_and_of_equals_who_asked_first() -> None:
+    made = waterfill(empty(cluster(3)), demands(trials(1, 5, 9, 5, 5)), UNKNOWN)
+    assert [(one.trial, one.share) for one in made] == [(2, 1), (1, 1), (3, 1)]
+
+
+def test_sharing_that_saves_nothing_is_not_done() -> None:
+    made = waterfill(empty(cluster(2)), demands(trials(*[5] * 9)), speed(Curve(sharing=(1, 2, 3.3))))
+    assert [one.share for one in made] == [1, 1]
+
+
+def test_sharing_that_saves_is_done_where_more_wait_than_there_are_devices() -> None:
+    made = waterfill(empty(cluster(2)), demands(trials(*[5] * 40)), speed(Curve(sharing=(1, 1.2, 1.4))))
+    assert [one.share for one in made] == [1 / 3] * 6
+
+
+def test_a_trial_alone_takes_what_it_can_use() -> None:
+    made = waterfill(empty(cluster(8)), demands(trials(5)), speed(Curve.of(1, 1, 1.1, 4)))
+    assert [one.share for one in made] == [4]
+
+
+def test_those_of_a_higher_priority_go_first() -> None:
+    some = [SimulatedTrial(9), SimulatedTrial(9), SimulatedTrial(1, priority=1.0)]
+    assert [one.trial for one in waterfill(empty(cluster(1)), demands(some), UNKNOWN)] == [2]
+    many = [SimulatedTrial(9, priority=i % 7 == 5) for i in range(500)]
+    made = waterfill(empty(cluster(70)), demands(many), UNKNOWN)
+    assert [one.trial for one in made][:20] == [i for i in range(144) if i % 7 == 5]
+
+
+@pytest.mark.parametrize("trials_each", [3, 200])
+def test_groups_divide_the_devices_by_weight(trials_each: int) -> None:
+    some = [SimulatedTrial(9, group=group) for _ in range(trials_each) for group in "ab"]
+    made = waterfill(empty(cluster(4), {"a": 1.0, "b": 3.0}), demands(some), UNKNOWN)
+    assert sorted(some[one.trial].group for one in made) == ["a", "b", "b", "b"]
+
+
+def test_a_group_that_has_its_due_leaves_what_is_free_to_others() -> None:
+    devices = cluster(4)
+    held = {99 + i: Holding(Demand(99 + i, "a", 9), Assignment(99 + i, (f"gpu {i}",))) for i in range(2)}
+    view = View(devices, held, room(devices, held.values()))
+    some = [SimulatedTrial(9, group="a"), *(SimulatedTrial(1, group="b") for _ in range(2))]
+    assert sorted(one.trial for one in waterfill(view, demands(some), UNKNOWN)) == [1, 2]
+
+
+def test_groups_of_one_share_devices_when_there_are_many() -> None:
+    some = [SimulatedTrial(9, group=str(i)) for i in range(40)]
+    made = waterfill(empty(cluster(2)), demands(some), speed(Curve(sharing=(1, 1.2, 1.4))))
+    assert [one.share for one in made] == [1 / 3] * 6
+
+
+def test_a_trial_that_needs_a_large_device_finds_it_free() -> None:
+    devices = {name: Device(name, "h200", memory) for name, memory in (("gpu 0", 80), ("gpu 1", 40))}
+    some = [SimulatedTrial(9), SimulatedTrial(5, bytes=60)]
+    view = View(devices, {}, room(devices, []))
+    assert {one.trial: one.devices for one in waterfill(view, demands(some), UNKNOWN)} == {
+        0: ("gpu 1",),
+        1: ("gpu 0",),
+    }
+
+
+@pytest.mark.parametrize("count", [8, 400])
+def test_wide_trials_stay_on_one_node(count: int) -> None:
+    devices = {f"gpu {i}": Device(f"gpu {i}", "h200", 80, f"node {i % (count // 4)}") for i in range(count)}
+    made = waterfill(empty(devices), demands(trials(9, 9)), speed(Curve.of(1, 1, 1, 4)))
+    assert [one.share for one in made] == [4, 4]
+    assert [len({devices[name].node for name in one.devices}) for one in made] == [1, 1]
+
+
+class Flood(Collection[Demand]):
+    """So many that nobody goes through them all."""
+
+    def __init__(self, waiting: int) -> None:
+        self.waiting, self.seen = waiting, 0
+
+    def __len__(self) -> int:
+        return self.waiting
+
+    def __contains__(self, one: object) -> bool:
+        raise AssertionError("nobody looks for one of them")
+
+    def __iter__(self) -> Iterator[Demand]:
+        for i in range(self.waiting):
+            self.seen = max(self.seen, i + 1)
+            yield Demand(i, "a", 1 + i % 7, i)
+
+
+class Sealed(dict[int, Holding]):
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("nobody goes through those that run")
+
+    values = items = __iter__  # type: ignore[assignment]
+
+
+def test_of_a_flood_only_the_first_few_are_looked_at() -> None:
+    devices, flood = cluster(1000), Flood(100_000)
+    held = Sealed({-i: Holding(Demand(-i, "a", 5), Assignment(-i, (f"gpu {i}",))) for i in range(1, 1000)})
+    view = View(devices, held, {"gpu 0": Room(1.0, 80)})
+    made = waterfill(view, flood, speed(Curve.of(1.1, 4, 1.02, 8)))
+    assert [(one.trial, one.share) for one in made] == [(6, 1 / 4), (5, 1 / 4), (4, 1 / 4), (11, 1 / 4)]
+    assert flood.seen == 12
+
+
+def test_many_trials_on_many_devices_all_run_at_once_where_they_can() -> None:
+    view, waiting, curve = empty(cluster(100)), demands(trials(*range(1, 151))), Curve.of(1.1, 4, 1.02, 8)
+    made = waterfill(view, waiting, speed(curve))
+    check(view, waiting, speed(curve), made)
+    share = {one.trial: one.share for one in made}
+    assert len(made) > 140
+    assert share[149] >= 2
+    assert share[40] < 1
+    assert sum(share.values()) > 90
+
+
+def test_nobody_is_overtaken_for_ever() -> None:
+    device = cluster(1)
+    waiting = {0: Demand(0, "a", units=1, asked=0)}
+    for asked in range(1, 1000):
+        waiting[asked] = Demand(asked, "a", units=9, asked=asked)
+        (started,) = waterfill(View(device, {}, room(device, [])), waiting.values(), UNKNOWN)
+        del waiting[started.trial]
+        if started.trial == 0:
+            return
+    raise AssertionError("the short trial waits for ever")
+
+
+def test_who_came_late_starts_where_nobody_else_can() -> None:
+    devices = {name: Device(name, "h200", memory) for name, memory in (("gpu 0", 80), ("gpu 1", 40), ("gpu 2", 40))}
+    held = {9: Holding(Demand(9, "a", 5, bytes=60), Assignment(9, ("gpu 0",)))}
+    eldest, late = Demand(0, "a", 1, asked=0, bytes=60), Demand(1, "a", 1, asked=5000)
+    both = waterfill(View(devices, {}, room(devices, [])), [eldest, late], UNKNOWN)
+    assert {one.trial: one.devices for one in both} == {0: ("gpu 0",), 1: ("gpu 1",)}
+    made = waterfill(View(devices, held, room(devices, held.values())), [eldest, late], UNKNOWN)
+    assert made == [Assignment(1, ("gpu 1",))]
+
+
+def test_who_came_late_takes_no_part_of_a_device_that_another_waits_for() -> None:
+    device, curve = cluster(1), Curve(sharing=(1, 1.2))
+    held = {9: Holding(Demand(9, "a", 5, bytes=10), Assignment(9, ("gpu 0",), 0.5))}
+    eldest, late = Demand(0, "a", 1, asked=0, bytes=75), Demand(1, "a", 1, asked=5000)
+    view = View(device, held, room(device, held.values()))
+    assert waterfill(view, [eldest, late], speed(curve)) == []
+    assert waterfill(view, [late], speed(curve)) == [Assignment(1, ("gpu 0",), 0.5)]
+
+
+def running(*held: tuple[int, float], devices: int = 4) -> View:
+    """Trials that run, by units left and share, each on devices of its own."""
+    cards, free = cluster(devices), iter(cluster(devices))
+    holdings = {
+        i: Holding(Demand(i, "a", units), Assignment(i, tuple(next(free) for _ in range(math.ceil(share))), share))
+        for i, (units, share) in enumerate(held)
+    }
+    return View(cards, holdings, room(cards, holdings.values()))
+
+
+def test_what_is_free_goes_to_the_trial_that_all_wait_for() -> None:
+    made = waterfill(running((40, 1), (10, 1)), [], speed(EVEN, moving=1.0))
+    assert made == [Assignment(0, ("gpu 0", "gpu 2", "gpu 3"), 3.0)]
+
+
+def test_nobody_moves_for_less_than_moving_costs() -> None:
+    assert waterfill(running((40, 1), (10, 1)), [], speed(EVEN, moving=27.0)) == []
+
+
+def test_nobody_moves_where_trials_cannot() -> None:
+    assert waterfill(running((40, 1), (10, 1)), [], speed(EVEN)) == []
+
+
+def test_a_trial_in_its_last_unit_stays() -> None:
+    assert waterfill(running((1, 1)), [], speed(EVEN, moving=0.0)) == []
+
+
+def test_no_more_move_than_need_to() -> None:
+    made = waterfill(running((40, 1), (20, 1), (20, 1), devices=4), [], speed(EVEN, moving=1.0))
+    assert [(one.trial, one.share) for one in made] == [(0, 2)]
