@@ -1,16 +1,10 @@
 """How good the schedulers are: makespans of TrialGroups against each other and against the true optimum.
 
-    python bench/groups.py [--json] [--groups N] [toy] [optimum] [resizing] [decision]
-
-toy       the paper's example, Fluid figure 5: 4, 4, 12 and 30 seconds on 5 devices
-optimum   random groups, resizing off, against a bound on the optimum by CP-SAT; how often theorem 2 of Fluid is broken
-resizing  the same groups with trials that move, for nothing or for 2% of the mean runtime
-decision  what one decision takes: 10,000 trials on 1,000 devices, and one free device among 1,000 with 100,000 waiting
+Sections of bench/scheduling.py; each gives its rows.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import statistics
@@ -269,26 +263,3 @@ def quickest(what: Callable[[], object], times: int = 5) -> float:
 
 def row(bench: str, what: str, value: float, goal: str = "", reached: bool | None = None) -> Row:
     return {"bench": bench, "what": what, "value": value, "goal": goal, "reached": reached}
-
-
-def main(arguments: list[str]) -> None:
-    groups = int(arguments[arguments.index("--groups") + 1]) if "--groups" in arguments else 1000
-    benches = {
-        "toy": toy,
-        "optimum": lambda: optimum(groups),
-        "resizing": lambda: resizing(groups),
-        "decision": decision,
-    }
-    for name in [name for name in arguments if name in benches] or list(benches):
-        for line in benches[name]():
-            if "--json" in arguments:
-                print(json.dumps(line), flush=True)
-            else:
-                mark = {True: "yes", False: "NO", None: ""}[line["reached"]]
-                print(
-                    f"{line['bench']:10} {line['what']:62} {line['value']:>10.4g}  {line['goal']:13} {mark}", flush=True
-                )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.algorithms.base import Granting
 from penstock.curve import Curve
-from penstock.events import Devices, Placed, Reported, read
+from penstock.events import Asked, Devices, Placed, Reported, read
 from penstock.events import Failed as FailedEvent
 from penstock.executors.base import Device
+from penstock.scheduling.fifo import fifo
+from penstock.study import SCHEDULERS as SCHEDULERS_BY_NAME
 from penstock.trial import Member, TrialGroup
 from tests.tasks import Blobs
 
@@ -196,6 +198,26 @@ def test_losing_any_device_at_any_time_loses_no_report(tmp_path_factory, losses,
             assert event.state.unit <= 9
     there = [e.types for e in events if isinstance(e, Devices)]
     assert len(there[0]) == 5
+
+
+def test_a_scheduler_that_moves_everybody_all_the_time_comes_to_an_end(monkeypatch):
+    def restless(view, demands, speed):
+        moves = [holding.assignment for holding in view.running.values()]
+        return [*fifo(view, demands, speed), *moves]
+
+    monkeypatch.setitem(SCHEDULERS_BY_NAME, "fifo", restless)
+    result = study(ps.Random(budget=6), 7).run(on=cluster(2), scheduler="fifo", progress=False)
+    assert_sound(result, names(cluster(2)))
+    assert {len(trial.curve) for trial in result.trials} == {6}
+    assert len(result.timeline()) > 7, "they were moved"
+
+
+def test_asha_says_that_others_follow_until_all_are_drawn():
+    study(ps.ASHA(max_budget=4, reduction=2, concurrency=3), 8).run(on=cluster(), progress=False)
+    asked = [event for event in log() if isinstance(event, Asked)]
+    last = max(i for i, event in enumerate(asked) if event.trial == 7 and event.start_from is None)
+    assert all(event.open for event in asked[: last - 3])
+    assert not any(event.open for event in asked[last:])
 
 
 def test_a_study_goes_on_from_where_its_deadline_ended_it():

@@ -41,7 +41,7 @@ class Decider:
     def _ask(self, events: list[Event]) -> list[Event]:
         groups = self.algorithm.ask()
         asked = [
-            Asked(m.trial, m.config, m.budget, group.name, m.start_from, m.priority, group.weight)
+            Asked(m.trial, m.config, m.budget, group.name, m.start_from, m.priority, group.weight, group.open)
             for group in groups
             for m in group.members
         ]

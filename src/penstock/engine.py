@@ -168,7 +168,7 @@ class Engine:
             if event.state is not None and event.state not in (record.state, record.start):
                 self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
             if not self.ending:  # its bundle was too large, or it is to have other devices
-                self.placing.queue(record)
+                self.placing.queue(record, moved=True)
         else:
             lost = self.placing.lost(event.trial)
             self.placing.left(event.trial)

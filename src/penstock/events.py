@@ -43,6 +43,7 @@ class Asked:
     start_from: tuple[int, int] | None = None
     priority: float = 0.0
     weight: float = 1.0
+    open: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class TrialRecord:
     status: Status = "waiting"
     group: str = ""
     priority: float = 0.0
+    open: bool = False
     granted: int = 0
     reported: int = 0
     attempt: int = 0
@@ -143,7 +144,7 @@ class History:
             self.counts["waiting"] += 1
         record = self.trials[event.trial]
         record.config, record.granted, record.group = event.config, event.budget, event.group
-        record.priority = event.priority
+        record.priority, record.open = event.priority, event.open
         if event.weight != 1:
             self.weights[event.group] = event.weight
         self._mark(record, "waiting")

@@ -22,6 +22,8 @@ from penstock.scheduling import grouping
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, Scheduler, View
 from penstock.trial import Config, StateRef
 
+MANY = 64  # devices, of which not every change is looked at while trials move
+
 
 @dataclass(eq=False)
 class Place:
@@ -70,18 +72,24 @@ class Placing:
         self._assigned: dict[int, Assignment] = {}
         self._begun: dict[int, float] = {}  # the clock when those that run were placed
         self._described: dict[int, tuple[Config, Description]] = {}
+        self._moving: set[int] = set()  # trials that are to leave for other devices
         self._new: set[int] = set()  # trials that wait and were not described yet
         self._changed = True
 
     # Who waits, who leaves, and which devices there are
 
-    def queue(self, record: TrialRecord) -> None:
-        """A trial waits for devices; one that still leaves its bundle is queued when it has left."""
+    def queue(self, record: TrialRecord, *, moved: bool = False) -> None:
+        """A trial waits for devices; one that still leaves its bundle is queued when it has left.
+
+        One that is ``moved`` is to have what suits those that are there, whoever may follow.
+        """
         if record.number in self.running:
             return
         self.asked += 1
         units = record.granted - record.reported
-        self.waiting[record.number] = Demand(record.number, record.group, units, self.asked, record.priority)
+        self.waiting[record.number] = Demand(
+            record.number, record.group, units, self.asked, record.priority, open=record.open and not moved
+        )
         if self.pace.learns:
             self._new.add(record.number)
         self._changed = True
@@ -92,6 +100,7 @@ class Placing:
         placement = place.members.pop(trial)
         del self._begun[trial]
         place.leaving.discard(trial)
+        self._moving.discard(trial)
         self.pace.left(trial, place.members, self.clock())
         if trial in self._assigned:
             del self._demands[trial]
@@ -137,16 +146,18 @@ class Placing:
             return
         if not self._changed or not (self.waiting or self.running):
             return
+        if self._moving and not self.waiting and len(self._devices) > MANY:
+            return  # who is to move comes first; then all is decided anew
         self._changed = False
         self._describe()
         view = View(self._devices, _Holdings(self), self._room, self.history.weights)
         told: dict[str, Place] = {}
         for assignment in self.schedule(view, self.waiting.values(), self.pace.speed()):
             place = self.running.get(assignment.trial)
-            if place is not None:
-                self._move(place, assignment.trial)
-            elif self._fits(assignment):
-                place = self._enter(assignment)
+            if place is None:
+                place = self._enter(assignment) if self._fits(assignment) else None
+            elif not self._move(place, assignment.trial):
+                place = None
             if place is not None:
                 told[place.name] = place
         for place in told.values():
@@ -157,10 +168,13 @@ class Placing:
                 f"nothing runs on the {len(self._devices)} devices."
             )
 
-    def _move(self, place: Place, trial: int) -> None:
+    def _move(self, place: Place, trial: int) -> bool:
         """A trial is to leave at its next boundary, but not in the instant in which it came: nobody only moves."""
-        if self.clock() > self._begun[trial]:
-            place.leaving.add(trial)
+        if trial in place.leaving or self.clock() <= self._begun[trial]:
+            return False
+        place.leaving.add(trial)
+        self._moving.add(trial)
+        return True
 
     def _fits(self, assignment: Assignment) -> bool:
         """Whether its devices have room already: a trial that is moved leaves them at its next boundary."""

@@ -76,12 +76,14 @@ class TrialGroup:
     """Trials that an algorithm wants run, each to a budget; the unit of scheduling (Fluid §3.2).
 
     Groups of one name belong together: an algorithm may add members to a rung it has asked for before. Groups that run
-    at once share the devices by ``weight``.
+    at once share the devices by ``weight``. Of an ``open`` group others follow as soon as one of its members is done:
+    what counts is how many are done in a time, and not when the last one is.
     """
 
     name: str
     members: tuple[Member, ...]
     weight: float = 1.0
+    open: bool = False
 
 
 class Stage(NamedTuple):

@@ -78,23 +78,13 @@ def groups_of_trials() -> st.SearchStrategy[list[SimulatedTrial]]:
 class SchedulerContract:
     scheduler: ClassVar[Scheduler]
     conserves_work: ClassVar[bool] = True
-    knows_memory: ClassVar[bool] = True
 
     def schedule(self, world: World) -> list[Assignment]:
         return type(self).scheduler(world.view, {d.trial: d for d in world.waiting}.values(), world.speed)
 
-    def world(self, world: World) -> World:
-        """The same as this scheduler can see it."""
-        if self.knows_memory:
-            return world
-        held = {trial: replace(one, demand=replace(one.demand, bytes=0)) for trial, one in world.view.running.items()}
-        view = replace(world.view, running=held, room=room(world.view.devices, held.values()))
-        return replace(world, view=view, waiting=[replace(demand, bytes=0) for demand in world.waiting])
-
     @thorough
     @given(worlds())
     def test_nothing_is_given_away_twice(self, world: World) -> None:
-        world = self.world(world)
         check(world.view, world.waiting, world.speed, self.schedule(world))
 
     @thorough
@@ -102,7 +92,6 @@ class SchedulerContract:
     def test_no_device_is_free_while_a_trial_waits_that_fits(self, world: World) -> None:
         if not self.conserves_work:
             return
-        world = self.world(world)
         given = {one.trial: one for one in self.schedule(world)}
         wanted = {demand.trial: demand for demand in world.waiting}
         held = [replace(one, assignment=given.get(trial, one.assignment)) for trial, one in world.view.running.items()]
@@ -114,7 +103,6 @@ class SchedulerContract:
     @thorough
     @given(worlds(), st.randoms(use_true_random=False))
     def test_equal_input_gives_equal_output(self, world: World, rng: random.Random) -> None:
-        world = self.world(world)
         running = list(world.view.running.items())
         rng.shuffle(running)
         weights = dict(reversed(world.view.weights.items()))
@@ -137,15 +125,11 @@ class SchedulerContract:
         assert type(self).scheduler(View(device, {}, room(device, [])), [], UNKNOWN) == []
 
     def test_a_trial_that_no_device_can_hold_is_refused(self) -> None:
-        if not self.knows_memory:
-            return
         device = {"gpu 0": Device("gpu 0", "h200", LARGEST)}
         waiting = demands([SimulatedTrial(1), SimulatedTrial(1, bytes=LARGEST + 1)])
         with pytest.raises(StudyError, match=r"trial 1 takes 81 bytes and the largest device has 80: make"):
             type(self).scheduler(View(device, {}, room(device, [])), waiting, UNKNOWN)
 
     def test_a_cluster_of_no_devices_is_refused(self) -> None:
-        if not self.knows_memory:
-            return
         with pytest.raises(StudyError, match="trial 0 waits on a cluster of no devices"):
             type(self).scheduler(View({}, {}, {}), demands([SimulatedTrial(1)]), UNKNOWN)

@@ -10,7 +10,6 @@ from tests.scheduling.simulated_groups import SimulatedTrial, cluster, demands, 
 
 class TestContract(SchedulerContract):
     scheduler = staticmethod(fifo)
-    knows_memory = False
 
 
 def test_free_devices_go_to_those_that_have_waited_longest() -> None:

@@ -108,9 +108,17 @@ def test_groups_divide_the_devices_by_weight(trials_each: int) -> None:
 def test_a_group_that_has_its_due_leaves_what_is_free_to_others() -> None:
     devices = cluster(4)
     held = {99 + i: Holding(Demand(99 + i, "a", 9), Assignment(99 + i, (f"gpu {i}",))) for i in range(2)}
-    view = View(devices, held, room(devices, held.values()))
+    view = View(devices, held, room(devices, held.values()), {"a": 1.0, "b": 1.0})
     some = [SimulatedTrial(9, group="a"), *(SimulatedTrial(1, group="b") for _ in range(2))]
     assert sorted(one.trial for one in waterfill(view, demands(some), UNKNOWN)) == [1, 2]
+
+
+def test_groups_of_which_no_weight_is_said_are_as_one() -> None:
+    some = [SimulatedTrial(n, group=str(n)) for n in (4, 4, 12, 30)]
+    free = Curve((1.0, 2.0), (1, 1 / 2, 1 / 3, 1 / 4, 1 / 5))
+    assert simulate(waterfill, some, 5, free).makespan == pytest.approx(10)
+    weighted = simulate(waterfill, some, 5, free, weights={"4": 3.0, "12": 1.0, "30": 1.0})
+    assert weighted.makespan > 10
 
 
 def test_groups_of_one_share_devices_when_there_are_many() -> None:
@@ -131,10 +139,24 @@ def test_a_trial_that_needs_a_large_device_finds_it_free() -> None:
 
 @pytest.mark.parametrize("count", [8, 400])
 def test_wide_trials_stay_on_one_node(count: int) -> None:
-    devices = {f"gpu {i}": Device(f"gpu {i}", "h200", 80, f"node {i % (count // 4)}") for i in range(count)}
+    devices = {f"gpu {i}": Device(f"gpu {i}", "h200", 80, f"node {i // 4}") for i in range(count)}
     made = waterfill(empty(devices), demands(trials(9, 9)), speed(Curve.of(1, 1, 1, 4)))
     assert [one.share for one in made] == [4, 4]
     assert [len({devices[name].node for name in one.devices}) for one in made] == [1, 1]
+
+
+def test_a_trial_that_others_follow_has_the_share_that_wastes_least() -> None:
+    curve = Curve((1, 1.2), (1, 0.55))
+    followed = [replace(demand, open=True) for demand in demands(trials(9, 9))]
+    assert [one.share for one in waterfill(empty(cluster(8)), followed, speed(curve))] == [1 / 2, 1 / 2]
+    assert [one.share for one in waterfill(empty(cluster(8)), demands(trials(9, 9)), speed(curve))] == [2, 2]
+
+
+def test_of_many_devices_the_one_that_a_trial_fits_on_is_found() -> None:
+    devices = {f"gpu {i}": Device(f"gpu {i}", "h200", 80 if i == 299 else 8) for i in range(300)}
+    made = waterfill(empty(devices), demands([SimulatedTrial(9, bytes=4), SimulatedTrial(9, bytes=60)]), UNKNOWN)
+    assert [one.trial for one in made] == [0, 1]
+    assert made[1].devices == ("gpu 299",)
 
 
 class Flood(Collection[Demand]):

@@ -101,8 +101,9 @@ class ASHA(Rungs):
                 if sum(self._drawn) >= trials:
                     break
                 wanted.setdefault(self._lowest[self._next_bracket()], []).append(None)
+        more = sum(self._drawn) < trials
         return [
-            self._grant(rung.name, [self._member(rung, number) for number in numbers])
+            self._grant(rung.name, [self._member(rung, number) for number in numbers], open=more)
             for rung, numbers in wanted.items()
         ]
 

@@ -100,8 +100,8 @@ class Granting(Algorithm):
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def _grant(self, name: str, members: Iterable[Member]) -> TrialGroup:
-        group = TrialGroup(name, tuple(members))
+    def _grant(self, name: str, members: Iterable[Member], *, open: bool = False) -> TrialGroup:
+        group = TrialGroup(name, tuple(members), open=open)
         self._granted.update((member.trial, member.budget) for member in group.members)
         return group
 

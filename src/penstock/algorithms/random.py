@@ -49,4 +49,5 @@ class Random(Granting):
             return []
         numbers = range(self._drawn, self._drawn + room)
         self._drawn += room
-        return [self._grant("random", (Member(n, self.search.draw(n), self.max_budget) for n in numbers))]
+        members = [Member(n, self.search.draw(n), self.max_budget) for n in numbers]
+        return [self._grant("random", members, open=self._drawn < needed_trials(self, self.search))]

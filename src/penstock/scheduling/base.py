@@ -15,7 +15,7 @@ class Demand:
     """A trial that wants devices: ``units`` more units, asked for as part of ``group``.
 
     ``asked`` is one more with each asking. Of a group's trials, those of a higher ``priority`` go first. ``bytes`` is
-    the device memory that it takes, 0 where that is not known.
+    the device memory that it takes, 0 where that is not known. ``open`` is its group, when others follow it.
     """
 
     trial: int
@@ -24,6 +24,7 @@ class Demand:
     asked: int = 0
     priority: float = 0.0
     bytes: int = 0
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Room(NamedTuple):
 class View:
     """The devices there are, who runs on them, by trial, and what is left of those that are not full.
 
-    ``weights`` are those of groups that run at once, 1 where nothing is said.
+    Groups that run at once share the devices by their ``weights``; those of which nothing is said are as one group.
     """
 
     devices: Mapping[str, Device]

@@ -45,6 +45,11 @@ class Course:
             return math.inf
         return self.stretches[-1].end if self.stretches else 0.0
 
+    @property
+    def ends(self) -> float:
+        """When each one ends, all added up."""
+        return sum({stretch.trial: stretch.end for stretch in self.stretches}.values())
+
 
 @dataclass
 class _Run:

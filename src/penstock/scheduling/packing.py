@@ -130,22 +130,23 @@ def everywhere(view: View) -> dict[str, Room]:
 
 @dataclass(frozen=True)
 class Part:
-    """Demands that are scheduled together, of which groups they are, and the room that they may have."""
+    """Demands that are scheduled together, of which groups they are (None: of all), and the room that they may have."""
 
     demands: list[Demand]
-    groups: frozenset[str]
+    groups: frozenset[str] | None
     room: dict[str, Room]
 
 
 def divide(view: View, demands: Collection[Demand]) -> list[Part]:
     """Divide the room among the groups that wait, so that with what they have they come near their weights' due.
 
-    A due is a number of devices, by largest remainder. Groups that are due less than a device are scheduled as one:
-    they could not share it otherwise. Room on devices that others are on goes to the first.
+    A due is a number of devices, by largest remainder. Groups of which no weight is said are scheduled as one, so that
+    all of them end soonest; each counts as 1. So are groups that are due less than a device: they could not share it
+    otherwise. Room on devices that others are on goes to the first.
     """
-    groups: dict[str, list[Demand]] = {}
-    for demand in demands:
-        groups.setdefault(demand.group, []).append(demand)
+    if not view.weights:
+        return [Part(list(demands), None, dict(view.room))]
+    groups = dict.fromkeys(demand.group for demand in demands)
     if len(groups) == 1:
         return [Part(list(demands), frozenset(groups), dict(view.room))]
     used: defaultdict[str, float] = defaultdict(float)
@@ -154,6 +155,7 @@ def divide(view: View, demands: Collection[Demand]) -> list[Part]:
     weights = {name: max(0.0, view.weights.get(name, 1.0)) for name in (*groups, *sorted(used))}
     total = sum(weights.values()) or 1.0
     small = {name for name, weight in weights.items() if weight * len(view.devices) < total}
+    small |= weights.keys() - view.weights.keys()
     parts: dict[str | None, list[Demand]] = {}
     for demand in demands:
         parts.setdefault(None if demand.group in small else demand.group, []).append(demand)

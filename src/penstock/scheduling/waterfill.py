@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
@@ -15,6 +15,8 @@ from penstock.scheduling.planning import Option, options
 from penstock.scheduling.speed import Speed
 
 SAMPLE = 256  # trials that the level is found from
+WORTH = 0.25  # the part of many devices that must be free before those that run are looked at
+ENOUGH = 8  # devices for each trial that waits, of many
 PATIENCE = 256  # askings by which a trial may be overtaken, if not more wait
 
 
@@ -24,6 +26,7 @@ def waterfill(view: View, demands: Collection[Demand], speed: Speed) -> list[Ass
     - Few trials on few devices are planned to their end: shares and an order are laid out in time, Fluid's are among
       those that are tried, and the plan that ends first is begun.
     - Many are given what the level of the water says: the least area by the time at which all areas fit.
+    - Of a group that others follow each trial has the share that wastes least: then most are done in a time.
     - Of far more than fit, only the first few times as many as fit are looked at.
     - No device is free while a trial waits that fits there. Of a group's trials those of a higher priority go
       first, then the longest, then who asked first. Groups divide the devices by weight.
@@ -39,10 +42,12 @@ def waterfill(view: View, demands: Collection[Demand], speed: Speed) -> list[Ass
     if not view.room:
         return []
     first = next(iter(demands))
-    slots = len(view.room) / options(speed.curve(first.trial), 1)[0].share
+    slots = min(len(view.room), 2 * len(demands)) / options(speed.curve(first.trial), 1)[0].share
     window = list(islice(demands, max(round(2 * slots) + 4, FEW if len(view.devices) <= SMALL else 0)))
     late = first.asked + max(PATIENCE, 4 * (len(demands) + len(view.running)))
     early = [demand for demand in window if demand.asked < late]
+    if many := len(view.devices) > SMALL:
+        view = replace(view, room=_enough(view.room, window))
     beyond = len(demands) - len(window)
     made = _start(view, early, beyond, speed)
     if len(early) < len(window):
@@ -50,9 +55,16 @@ def waterfill(view: View, demands: Collection[Demand], speed: Speed) -> list[Ass
     if len(made) < len(window):
         given = {one.trial for one in made}
         refuse_impossible(view, (demand for demand in window if demand.bytes and demand.trial not in given))
-    elif moves and not beyond:
+    elif moves and not beyond and not many:
         made += _rebalance(_with(view, made, window), speed, frozenset(one.trial for one in made))
     return made
+
+
+def _enough(room: Mapping[str, Room], demands: Sequence[Demand]) -> Mapping[str, Room]:
+    """More devices than these trials could use, where there are so many that each of them fits on."""
+    bytes, count = max(demand.bytes for demand in demands), SMALL + ENOUGH * len(demands)
+    some = dict(islice(((name, left) for name, left in room.items() if left.bytes >= bytes), count))
+    return some if len(some) == count else room
 
 
 def _start_late(view: View, waits: bool, demands: Sequence[Demand], beyond: int, speed: Speed) -> list[Assignment]:
@@ -89,7 +101,8 @@ def _start(view: View, demands: Sequence[Demand], beyond: int, speed: Speed) -> 
 def _start_part(view: View, part: Part, beyond: int, speed: Speed) -> tuple[list[Assignment], Space]:
     """Who of a part starts now, and what is left of its room then."""
     space = Space(view.devices, part.room)
-    if beyond or len(part.demands) > FEW or len(view.devices) > SMALL:
+    opened = any(demand.open for demand in part.demands)
+    if beyond or opened or len(part.demands) > FEW or len(view.devices) > SMALL:
         return _fill_up(space, part.demands, beyond, len(view.devices), speed), space
     made = look_ahead(_of(view, part), part.demands, speed)
     _carry_out(space, made, part.demands)
@@ -108,7 +121,8 @@ def _fill_up(space: Space, demands: Sequence[Demand], beyond: int, devices: int,
     made = []
     for demand in sorted(demands, key=lambda d: (-d.priority, -trials[d.trial].runtime, d.asked, d.trial)):
         ours = trials[demand.trial].options
-        for option in reversed(ours[: ours.index(_least(trials[demand.trial], level)) + 1]):
+        widest = 0 if demand.open else ours.index(_least(trials[demand.trial], level))
+        for option in reversed(ours[: widest + 1]):
             places = space.fit(option.share, demand.bytes)
             if places:
                 space.take(places, option.share, demand.bytes)
@@ -159,7 +173,8 @@ def _least(trial: _Trial, level: float) -> Option:
 
 
 def _rebalance(view: View, speed: Speed, fixed: frozenset[int] = frozenset()) -> list[Assignment]:
-    if not view.room:
+    least = WORTH * len(view.devices) if len(view.devices) > SMALL else 0.0
+    if sum(left.share for left in view.room.values()) <= least:
         return []
     made = []
     for part in divide(view, [holding.demand for _, holding in sorted(view.running.items())]):
@@ -172,7 +187,8 @@ def _of(view: View, part: Part) -> View:
 
     Of a device that others are on, or have the room of, it has what its own trials give up and no more.
     """
-    running = {trial: one for trial, one in sorted(view.running.items()) if one.demand.group in part.groups}
+    groups = part.groups
+    running = {t: one for t, one in sorted(view.running.items()) if groups is None or one.demand.group in groups}
     names = set(part.room).union(*(one.assignment.devices for one in running.values()))
     others = set(view.room).union(
         *(one.assignment.devices for trial, one in view.running.items() if trial not in running)

@@ -1,0 +1,66 @@
+"""What the schedulers are worth: against the true optimum, and in whole studies on simulated clusters.
+
+    python bench/scheduling.py [--json] [--groups N] [toy] [optimum] [resizing] [decision] [macro] [concurrency]
+                               [halving] [mechanisms] [scale]
+
+toy          the paper's example, Fluid figure 5
+optimum      random groups, resizing off, against a bound on the optimum by CP-SAT; theorem 2 of Fluid
+resizing     the same groups with trials that move
+decision     what one decision takes
+macro        PBT, Hyperband, ASHA, SyncBOHB, BOHB on 4, 8, 16 devices: time to the same target (figures 7 and 8)
+concurrency  ASHA at a fixed concurrency (figure 10), and device seconds to a target by concurrency (figure 3)
+halving      successive halving on 2 to 32 devices (table 2)
+mechanisms   packing alone, scaling alone, runtime variance, overheads (figures 11 to 13)
+scale        a Hyperband study of 113,736 trials on 1,000 devices
+
+The last five but one need ../shared/data (or PENSTOCK_DATA), and are left out where it is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench import clusters, groups, workloads
+
+Row = dict[str, Any]
+OF_DATA = ("macro", "concurrency", "halving", "mechanisms")
+
+
+def main(arguments: list[str]) -> None:
+    count = int(arguments[arguments.index("--groups") + 1]) if "--groups" in arguments else 1000
+    benches: dict[str, Callable[[], Iterable[Row]]] = {
+        "toy": groups.toy,
+        "optimum": lambda: groups.optimum(count),
+        "resizing": lambda: groups.resizing(count),
+        "decision": groups.decision,
+        "macro": clusters.macro,
+        "concurrency": clusters.concurrency,
+        "halving": clusters.halving,
+        "mechanisms": clusters.mechanisms,
+        "scale": clusters.scale,
+    }
+    absent = workloads.missing()
+    for name in [name for name in arguments if name in benches] or list(benches):
+        if name in OF_DATA and absent:
+            print(f"{name} is left out, for want of {', '.join(absent)}", file=sys.stderr)
+            continue
+        for line in benches[name]():
+            show(line, "--json" in arguments)
+
+
+def show(line: Row, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(line), flush=True)
+        return
+    mark = {True: "yes", False: "NO", None: ""}[line["reached"]]
+    print(f"{line['bench']:10} {line['what']:96} {line['value']:>8.4g}  {line['goal']:13} {mark}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
