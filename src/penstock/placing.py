@@ -309,9 +309,11 @@ class _Holdings(Mapping[int, Holding]):
 
     def __getitem__(self, trial: int) -> Holding:
         one, record = self._placing, self._placing.history.trials[trial]
-        demand = replace(one._demands[trial], units=record.granted - record.reported)
+        units = record.granted - record.reported
         done = one.pace.done(trial, one.running[trial].share(trial), one.clock())
-        return Holding(demand, one._assigned[trial], done)
+        if units < 1:  # it has reported its budget, and is about to leave
+            units, done = 1, 0.99
+        return Holding(replace(one._demands[trial], units=units), one._assigned[trial], done)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._placing._assigned)

@@ -145,6 +145,13 @@ def test_wide_trials_stay_on_one_node(count: int) -> None:
     assert [len({devices[name].node for name in one.devices}) for one in made] == [1, 1]
 
 
+def test_a_trial_that_should_have_ended_already_stops_nobody() -> None:
+    devices = cluster(2)
+    held = {9: Holding(Demand(9, "a", 0), Assignment(9, ("gpu 0",)))}
+    view = View(devices, held, room(devices, held.values()))
+    assert [one.trial for one in waterfill(view, demands(trials(3, 3)), UNKNOWN)] == [0]
+
+
 def test_a_trial_that_others_follow_has_the_share_that_wastes_least() -> None:
     curve = Curve((1, 1.2), (1, 0.55))
     followed = [replace(demand, open=True) for demand in demands(trials(9, 9))]

@@ -40,7 +40,8 @@ class Assignment:
 class Holding:
     """A trial that runs: what it still wants, what it has, and the part of its unit that it has ``done`` by now.
 
-    What it wants counts that unit, so that it is never quite done; half of it is where nothing is known.
+    What it wants counts that unit, so that it is never quite done, and at least 1; half of it is where nothing is
+    known.
     """
 
     demand: Demand

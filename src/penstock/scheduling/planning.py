@@ -167,7 +167,7 @@ def lay(site: Site, jobs: Sequence[Job], order: Sequence[int], wishes: Sequence[
             if not ends:
                 return Plan(math.inf, math.inf, ())
             now = ends[0][0]
-            while ends and ends[0][0] <= now * (1 + BETTER):
+            while ends and ends[0][0] <= now + BETTER * abs(now):
                 _, _, devices, share, need = heapq.heappop(ends)
                 for d in devices:
                     bytes[d] += need
