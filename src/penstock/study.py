@@ -282,7 +282,7 @@ class Study:
         elif isinstance(self.task, TabulatedTask):
             raise StudyError(
                 "The trials of a TabulatedTask are looked up and not trained: run it on a simulated cluster, as in "
-                "study.run(on=penstock.Simulated(devices=8))."
+                "study.run(on=penstock.Simulated(devices=8)), or with --on simulated."
             )
         if sharing not in ("auto", "solo", "fused"):
             raise StudyError(f'sharing must be "auto", "solo" or "fused", got {sharing!r}.')
