@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.algorithms.base import Granting
 from penstock.curve import Curve
-from penstock.events import Asked, Devices, Placed, Reported, read
+from penstock.events import Asked, Devices, Measured, Placed, Reported, Saved, read
 from penstock.events import Failed as FailedEvent
 from penstock.executors.base import Device
 from penstock.scheduling.fifo import fifo
@@ -59,8 +59,7 @@ def assert_sound(result, devices):
     for trial in result.trials:
         table = look_up(trial.config)
         assert [row["budget"] for row in trial.curve] == list(range(1, len(trial.curve) + 1))
-        if not isinstance(trial, ps.PBT):
-            assert [row["loss"] for row in trial.curve] == list(table.metrics["loss"][: len(trial.curve)])
+        assert [row["loss"] for row in trial.curve] == list(table.metrics["loss"][: len(trial.curve)])
     assert_not_oversubscribed(result.timeline(), devices)
 
 
@@ -123,6 +122,13 @@ def test_a_known_curve_makes_the_next_study_share_from_its_start():
     start = [row for row in second.timeline() if row.start == 0]
     assert {row.mode for row in start} == {"fused"}
     assert len(start) > 5
+
+
+def test_what_was_cut_of_a_measured_curve_is_said():
+    wasteful = cluster(curve=Curve((1.0, 9.0), (1.0, 0.6)))
+    study(ps.Random(budget=2), 2).run(on=wasteful, progress=False)
+    (found,) = (event for event in log() if isinstance(event, Measured))
+    assert found.reason == "simulated; sharing stops to pay at 1 trial a device, of 2 tried"
 
 
 def test_sharing_can_be_refused():
@@ -193,9 +199,12 @@ def test_losing_any_device_at_any_time_loses_no_report(tmp_path_factory, losses,
     events = list(read(dir / "s" / "log.jsonl"))
     reports = [(e.trial, e.unit) for e in events if isinstance(e, Reported)]
     assert len(reports) == len(set(reports)), "none twice"
+    saved = {}
     for event in events:
-        if isinstance(event, Placed) and event.state is not None:
-            assert event.state.unit <= 9
+        if isinstance(event, Reported | Saved) and event.state is not None:
+            saved[event.trial] = event.state
+        elif isinstance(event, Placed):
+            assert event.state == saved.get(event.trial), "it goes on from its last state"
     there = [e.types for e in events if isinstance(e, Devices)]
     assert len(there[0]) == 5
 

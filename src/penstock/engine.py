@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock import events
@@ -156,7 +156,7 @@ class Engine:
             return  # an older attempt: discarded, so that nothing is reported twice
         record = self.history.trials[event.trial]
         if isinstance(event, Report):
-            self.placing.pace.reported(event.trial, place.share(event.trial), self.clock())
+            self.placing.pace.reported(event.trial, place.share, self.clock())
             self._report(record, event)
         elif isinstance(event, Saved):
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
@@ -176,9 +176,11 @@ class Engine:
 
     def _measured(self, event: Measured) -> None:
         """A worker knows what sharing a device costs the trials of a signature: bundles that are too large shrink."""
+        if self.fusing is None:
+            said = self.placing.pace.measured(event)
+            event = replace(event, reason="; ".join((event.reason, *said)))
         self._log(events.Measured(**vars(event), clock=self.clock()))
         if self.fusing is None:
-            self.placing.pace.measured(event)
             return
         for place in self.placing.shrink(event.signature, event.size):
             self.fusing.take(event, place.devices[0])

@@ -19,7 +19,7 @@ from penstock.fusing import Fusing
 from penstock.history import History, TrialRecord
 from penstock.pace import Pace
 from penstock.scheduling import grouping
-from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, Scheduler, View
+from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, Scheduler, View, room
 from penstock.trial import Config, StateRef
 
 MANY = 64  # devices, of which not every change is looked at while trials move
@@ -27,7 +27,7 @@ MANY = 64  # devices, of which not every change is looked at while trials move
 
 @dataclass(eq=False)
 class Place:
-    """A bundle as it should be, and since when its trials have been together."""
+    """A bundle as it should be, and which of its trials are to leave it."""
 
     name: str
     devices: tuple[str, ...]
@@ -38,8 +38,9 @@ class Place:
     members: dict[int, Placement] = field(default_factory=dict)
     leaving: set[int] = field(default_factory=set)
 
-    def share(self, trial: int) -> float:
-        """What a trial has of the devices now: what others do not use is its own."""
+    @property
+    def share(self) -> float:
+        """What each of its trials has of the devices now: what others do not use is its own."""
         return float(len(self.devices)) if len(self.devices) > 1 else 1 / len(self.members)
 
 
@@ -129,10 +130,10 @@ class Placing:
 
     def _measure(self, name: str) -> None:
         """What is left of a device, counted anew."""
-        share = 1.0 - sum(min(1.0, one.share) for one in self._on[name].values())
-        if name in self._devices and share > FULL:
-            bytes = sum(self._demands[trial].bytes for trial in self._on[name])
-            self._room[name] = Room(share, self._devices[name].memory - bytes)
+        there = [Holding(self._demands[trial], one) for trial, one in self._on[name].items()]
+        left = room({name: self._devices[name]}, there) if name in self._devices else {}
+        if left:
+            self._room.update(left)
         else:
             self._room.pop(name, None)
 
@@ -310,7 +311,7 @@ class _Holdings(Mapping[int, Holding]):
     def __getitem__(self, trial: int) -> Holding:
         one, record = self._placing, self._placing.history.trials[trial]
         units = record.granted - record.reported
-        done = one.pace.done(trial, one.running[trial].share(trial), one.clock())
+        done = one.pace.done(trial, one.running[trial].share, one.clock())
         if units < 1:  # it has reported its budget, and is about to leave
             units, done = 1, 0.99
         return Holding(replace(one._demands[trial], units=units), one._assigned[trial], done)
