@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -234,6 +234,15 @@ def decision() -> list[Row]:
         took = quickest(lambda speed=speed: waterfill(full, demands.values(), speed))  # type: ignore[misc]
         goal = ("under 100", took < 1e-4) if most <= 4 else ("", None)
         rows.append(row("", "  one free device, 100,000 wait, microseconds", took * 1e6, *goal))
+    types = {name: replace(device, type="new" if i % 2 else "old") for i, (name, device) in enumerate(devices.items())}
+    curve = Curve.of(1.16, 4, 1.02, 8)
+    known = {"new": Speed(lambda trial: 1.0, lambda trial: curve), "old": Speed(lambda trial: 2.0, lambda trial: curve)}
+    both = Speed(lambda trial: 1.0, lambda trial: Curve(), types=known)
+    took = quickest(lambda: waterfill(replace(idle, devices=types), few.values(), both))
+    what = "two device types: 10,000 trials on 1,000 devices, seconds"
+    rows.append(row("", what, took, "under 0.1", took < 0.1))
+    took = quickest(lambda: waterfill(replace(full, devices=types), demands.values(), both))
+    rows.append(row("", "  one free device, 100,000 wait, microseconds", took * 1e6))
     for trials, count in ((12, 16), (32, 16), (32, 64)):
         curve = Curve.of(1.16, 4, 1.02, 8)
         cards = dict(list(devices.items())[:count])

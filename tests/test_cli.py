@@ -103,6 +103,19 @@ def test_run_ends_with_a_table_and_how_to_look_further() -> None:
     assert "ended: done · 6/6 trials · 18 units · best loss" in result.stderr  # plain lines, not on stdout
 
 
+def test_a_simulated_run_says_where_the_curves_of_its_trials_come_from() -> None:
+    said = "Simulated: of a function nothing is measured"
+    result = penstock("run", file(FUNCTION), "--on", "simulated", "--devices", 3, "--name", "there")
+    assert said in result.stderr
+    assert len(history(".penstock/there").types) == 3
+    again = penstock("resume", "there", "--on", "simulated", "--devices", 2, "--json")
+    assert said in again.stderr
+    assert json.loads(again.stdout)["ended"] == "done"
+    assert len(history(".penstock/there").types) == 3, "of which it had two then"
+    assert "Simulated" not in penstock("run", file(FUNCTION)).output
+    assert "--devices says how many are simulated" in penstock("run", file(FUNCTION), "--devices", 3, code=2).stderr
+
+
 def test_run_says_where_the_trained_model_is_and_how_to_load_it() -> None:
     Path("sizes.py").write_text("WIDTH = 1")
     result = penstock("run", file(TASK))

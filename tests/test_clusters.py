@@ -1,5 +1,6 @@
 """Whole studies on simulated clusters: every algorithm under every scheduler, with devices that come and go."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from penstock.curve import Curve
 from penstock.events import Asked, Devices, Measured, Placed, Reported, Saved, read
 from penstock.events import Failed as FailedEvent
 from penstock.executors.base import Device
+from penstock.scheduling.base import Assignment
 from penstock.scheduling.fifo import fifo
 from penstock.study import SCHEDULERS as SCHEDULERS_BY_NAME
-from penstock.trial import Member, TrialGroup
+from penstock.trial import Member, StartFrom, TrialGroup
 from tests.tasks import Blobs
 
 SPACE = {"x": ps.uniform(0, 1), "slow": ps.choice([1, 2, 5])}
@@ -148,6 +150,74 @@ def test_trials_of_other_signatures_share_a_device_as_processes():
     assert_not_oversubscribed(result.timeline(), names(cluster(3)))
 
 
+def test_trials_that_start_at_once_share_with_their_like():
+    def two_kinds(config):
+        return ps.Tabulated({"loss": [config["x"]] * 9}, 1.0, signature=str(config["slow"]), curve=Curve.of(1.05, 4))
+
+    settings = {
+        "task": ps.TabulatedTask(two_kinds),
+        "space": {"x": ps.grid([0.1, 0.2, 0.3, 0.4]), "slow": ps.grid([1, 2])},
+    }
+    study(ps.Grid(budget=1), name="profile", **settings).run(on=cluster(8), progress=False)
+    result = study(ps.Grid(budget=4), **settings).run(on=cluster(2), progress=False)
+    together = {}
+    for event in (event for event in log() if isinstance(event, Placed)):
+        together.setdefault(event.devices, set()).add(result.trials[event.trial].config["slow"])
+    assert sorted(map(list, together.values())) == [[1], [2]]
+    assert {row.mode for row in result.timeline()} == {"fused"}
+
+
+def mixed(**changes):
+    """Two fast devices on which three trials share, and three slow ones on which a trial gains by spreading."""
+    devices = [
+        Device(f"{type} {i}", type, 2**34, type) for type, count in (("new", 2), ("old", 3)) for i in range(count)
+    ]
+    curves = {("tabulated", "new"): Curve.of(1.1, 3), ("tabulated", "old"): Curve.of(beta=1.05, widest=3)}
+    return cluster(devices, curves=curves, speeds={"new": 4.0}, **changes)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize(("algorithm", "trials"), [(ps.Hyperband(max_budget=9), None), (ps.ASHA(max_budget=9), 20)])
+def test_a_curve_that_was_measured_on_one_type_is_used_on_no_other(algorithm, trials, scheduler):
+    study(ps.Random(budget=3), 9, name="profile").run(on=mixed(), progress=False)
+    found = {(event.device.split()[0], event.size) for event in log("profile") if isinstance(event, Measured)}
+    assert found == {("new", 3), ("old", 1)}
+    result = study(algorithm, trials).run(on=mixed(), scheduler=scheduler, progress=False)
+    assert_sound(result, names(mixed()))
+    placed = [event for event in log() if isinstance(event, Placed)]
+    assert all(len({name.split()[0] for name in event.devices}) == 1 for event in placed), "none spans types"
+    shares = {type: {e.share for e in placed if e.devices[0].startswith(type)} for type in ("new", "old")}
+    assert max(shares["new"]) <= 1
+    assert min(shares["old"]) >= 1
+    if scheduler != "fifo":
+        assert min(shares["new"]) < 1
+    if scheduler in ("dynamic_fluid", "waterfill") and isinstance(algorithm, ps.Hyperband):
+        assert max(shares["old"]) > 1
+
+
+def test_a_type_of_which_nothing_is_known_is_not_shared():
+    new = [Device(f"new {i}", "new", 2**34) for i in range(2)]
+    study(ps.Random(budget=3), 2, name="profile").run(on=cluster(new), progress=False)
+    both = cluster([*new, *(Device(f"old {i}", "old", 2**34) for i in range(2))])
+    result = study(ps.Random(budget=4), 12).run(on=both, progress=False)
+    start = [row for row in result.timeline() if row.start == 0]
+    assert {row.share for row in start if row.device.startswith("old")} == {1.0}
+    assert max(row.share for row in start if row.device.startswith("new")) < 1
+
+
+def test_fast_devices_are_given_more_and_a_slow_one_is_no_straggler():
+    task = ps.TabulatedTask(lambda config: ps.Tabulated({"loss": [config["x"]] * 9}, seconds=10.0))
+    devices = [Device("fast", "fast", 2**34), Device("slow", "slow", 2**34)]
+    there = ps.Simulated(devices=devices, speeds={"fast": 8.0})
+    ends = {}
+    for scheduler in ("fifo", "waterfill"):
+        result = study(ps.Random(budget=4), 12, name=scheduler, task=task).run(
+            on=there, scheduler=scheduler, progress=False
+        )
+        ends[scheduler] = max(row.end for row in result.timeline())
+    assert ends == {"fifo": 80, "waterfill": 55}
+
+
 class Budgets(Granting):
     """One group of trials, each with a budget of its own."""
 
@@ -219,6 +289,140 @@ def test_a_scheduler_that_moves_everybody_all_the_time_comes_to_an_end(monkeypat
     assert_sound(result, names(cluster(2)))
     assert {len(trial.curve) for trial in result.trials} == {6}
     assert len(result.timeline()) > 7, "they were moved"
+
+
+def swapping(share):
+    """Trials go where it is free; one that waits beside trial 0 takes its place, which moves to the other device."""
+
+    def schedule(view, demands, speed):
+        first, second = view.devices
+        free = [
+            name
+            for name in (first, second)
+            if name not in {d for h in view.running.values() for d in h.assignment.devices}
+        ]
+        if len(view.running) == 1 and demands and view.running.keys() == {0}:
+            waiting = next(iter(demands))
+            return [Assignment(0, (second,), share), Assignment(waiting.trial, (first,), share)]
+        return [Assignment(one.trial, (name,), share) for one, name in zip(demands, free, strict=False)]
+
+    return schedule
+
+
+@pytest.mark.parametrize(("share", "gib"), [(1.0, 0), (0.5, 10)], ids=["share", "memory"])
+def test_a_trial_that_is_given_what_another_leaves_waits_until_it_has_left(monkeypatch, share, gib):
+    budgets = {0: 9, 1: 1, 2: 5}
+    large = ps.TabulatedTask(lambda config: ps.Tabulated({"loss": [0.0] * 9}, seconds=3.0, bytes=gib * 2**30))
+    devices = [Device(f"node 0/device {i}", type, 2**34) for i, type in enumerate(("slow", "fast"))]
+    monkeypatch.setitem(SCHEDULERS_BY_NAME, "fifo", swapping(share))
+    there = cluster(devices, curve=Curve(), speeds={"fast": 2.0})  # the swap is in the middle of a unit
+    result = study(Budgets(*budgets.values()), task=large).run(on=there, scheduler="fifo", progress=False)
+    rows = result.timeline()
+    assert [len(trial.curve) for trial in result.trials] == list(budgets.values())
+    first = [row for row in rows if row.device == "node 0/device 0"]
+    assert {row.trial for row in first} == {0, 2}
+    assert [row.trial for row in rows if row.device == "node 0/device 1"] == [1, 0]
+    assert all(earlier.end <= later.start for earlier, later in pairwise(first)), "one after the other"
+
+
+def test_a_scheduler_that_gives_a_device_away_twice_has_one_wait(monkeypatch):
+    def generous(view, demands, speed):
+        return [Assignment(one.trial, (next(iter(view.devices)),)) for one in demands]
+
+    monkeypatch.setitem(SCHEDULERS_BY_NAME, "fifo", generous)
+    result = study(ps.Random(budget=2), 3).run(on=cluster(2), scheduler="fifo", progress=False)
+    assert_sound(result, names(cluster(2)))
+    assert {row.device for row in result.timeline()} == {"node 0/device 0"}
+
+
+def test_a_scheduler_that_gives_nothing_that_there_is_is_an_error_and_not_a_hang(monkeypatch):
+    def nowhere(view, demands, speed):
+        return [Assignment(one.trial, ("nowhere",)) for one in demands]
+
+    monkeypatch.setitem(SCHEDULERS_BY_NAME, "fifo", nowhere)
+    with pytest.raises(ps.StudyError, match="nowhere gives nothing that fits to any of the 3 trials that wait"):
+        study(ps.Random(budget=2), 3).run(on=cluster(2), scheduler="fifo", progress=False)
+
+
+def test_a_trial_that_moves_has_what_suits_those_that_are_there_whoever_may_follow(monkeypatch):
+    """Of a group that others follow, only those that were just asked for are said to be so."""
+    opened, moved = {}, []
+
+    def restless(view, demands, speed):
+        moved.extend(demand for demand in demands if demand.trial in opened)
+        opened.update({demand.trial: demand.open for demand in demands if demand.trial not in opened})
+        return [*fifo(view, demands, speed), *(holding.assignment for holding in view.running.values())]
+
+    monkeypatch.setitem(SCHEDULERS_BY_NAME, "fifo", restless)
+    asha = ps.ASHA(max_budget=9, min_budget=9, concurrency=4)
+    study(asha, 12).run(on=cluster(4), scheduler="fifo", progress=False)
+    assert {opened[demand.trial] for demand in moved} == {True, False}
+    assert not any(demand.open for demand in moved)
+
+
+def test_what_a_unit_took_beside_unlike_trials_refines_no_curve(monkeypatch):
+    class Unlike(Budgets):
+        def ask(self):
+            members = [Member(n, {"x": float(n), "slow": 1}, budget) for n, budget in enumerate(self.budgets)]
+            self.budgets = ()
+            return [self._grant("one", members)] if members else []
+
+    def joining(view, demands, speed):
+        first, second = view.devices
+        if not view.running:
+            return [Assignment(0, (first,), 0.5), Assignment(1, (second,), 0.5)]
+        return [Assignment(one.trial, (first,), 0.5) for one in demands if one.trial == 2 and len(view.running) == 1]
+
+    look_up_two = ps.TabulatedTask(
+        lambda config: ps.Tabulated({"loss": [0.0] * 9}, 1.0, signature=f"{config['x'] > 0}")
+    )
+    curves = {(name, "simulated"): Curve.of(1.1, 2) for name in ("True", "False")}
+    monkeypatch.setitem(SCHEDULERS_BY_NAME, "fifo", joining)
+    there = ps.Simulated(devices=2, curves=curves)
+    study(Unlike(9, 3, 3), task=look_up_two).run(on=there, scheduler="fifo", progress=False)
+    assert "processes" in {event.mode for event in log() if isinstance(event, Placed)}
+    lines = [json.loads(line) for line in Path(".penstock/profiles.jsonl").read_text().splitlines()]
+    last = {line["signature"]: line["seconds"] for line in lines}
+    assert [last[name]["2"] / last[name]["1"] for name in ("True", "False")] == pytest.approx([1.1, 1.1])
+
+
+def test_what_moving_takes_is_kept_with_what_was_measured():
+    study(Budgets(4, 4, 12, 30)).run(on=cluster(start=0.5, stop=3.0), scheduler="dynamic_fluid", progress=False)
+    assert len([event for event in log() if isinstance(event, Placed)]) > 4, "somebody moved"
+    lines = Path(".penstock/profiles.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["moving"] == pytest.approx(3.5)
+
+
+def test_a_trial_is_not_given_up_for_the_devices_that_it_lost():
+    lost = [(10.0 * i, "node 0/device 0") for i in range(1, 8)]
+    slow = ps.TabulatedTask(lambda config: ps.Tabulated({"loss": [0.0]}, seconds=30.0))
+    result = study(ps.Random(budget=1), 1, task=slow).run(
+        on=cluster(1, losses=lost, returns=True), scheduler="fifo", progress=False
+    )
+    assert [trial.state for trial in result.trials] == ["finished"]
+    assert len([event for event in log() if isinstance(event, FailedEvent)]) == 7
+
+
+@pytest.mark.parametrize(("own", "donors", "done"), [(6, 2, True), (2, 6, False)])
+def test_a_trial_that_takes_over_a_state_goes_on_from_there(own, donors, done):
+    class Donates(Budgets):
+        def ask(self):
+            groups = super().ask()
+            if not groups and not self._granted and not getattr(self, "_once", False):
+                self._once = True
+                return [self._grant("on", [Member(1, {"x": 0.5, "slow": 1}, 4, StartFrom(0, donors))])]
+            return groups
+
+        def _take(self, report):
+            """Nobody is dropped."""
+
+    two = study(Donates(donors, own))
+    if not done:
+        with pytest.raises(ps.StudyError, match="to 4 units, and it has reported 6 units already"):
+            two.run(on=cluster(), progress=False)
+        return
+    result = two.run(on=cluster(), progress=False)
+    assert [row["budget"] for row in result.trials[1].curve] == [1, 2, 3, 4, 5, 6, 3, 4]
 
 
 def test_asha_says_that_others_follow_until_all_are_drawn():

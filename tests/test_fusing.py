@@ -6,6 +6,7 @@ import warnings
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,14 +14,16 @@ from torch import nn
 
 import penstock as ps
 from penstock import events
-from penstock.bundle import Description, Measured
+from penstock.bundle import Description, Measured, Placement
 from penstock.events import Asked, Dropped, Placed, Reported, read
 from penstock.executors import processes
 from penstock.executors.base import Device
 from penstock.executors.local import LocalExecutor
 from penstock.fusing import ALL_UNLIKE, LARGEST, UNKNOWN, Fusing
-from penstock.history import TrialRecord
+from penstock.history import History, TrialRecord
+from penstock.placing import Place, Placing
 from penstock.profiles import Profiles
+from penstock.scheduling.fifo import fifo
 from penstock.training import bundles
 from penstock.training.measuring import Measuring
 from penstock.training.worker import Worker
@@ -470,3 +473,35 @@ def test_a_profile_serves_every_device_of_its_kind(made, monkeypatch):
     monkeypatch.setattr(Described, "devices", lambda self: two)
     made(a=ALIKE)[0].take(measured(5, {1: 1.0, 5: 2.0}), "cpu:0")
     assert made(a=ALIKE)[0].size("alike", "cpu:1") == 5
+
+
+def test_what_was_measured_on_one_kind_of_device_bounds_no_bundle_on_another(made, monkeypatch):
+    three = [Device("new 0", "new", 2**40), Device("new 1", "new", 2**40), Device("old", "old", 2**40)]
+    monkeypatch.setattr(Described, "devices", lambda self: three)
+    fusing, _ = made(a=ALIKE)
+    fusing.describe([record(0, "a")])
+    fusing.take(measured(3), "new 0")
+    assert [fusing.limit("alike", device.name) for device in three] == [3, 3, UNKNOWN]
+    assert [fusing.size("alike", device.name) for device in three] == [3, 3, None]
+    assert [fusing.reason("alike", device.name) for device in three] == ["why", "why", ""]
+    assert fusing.alike("new 1") == ["new 0", "new 1"]
+
+
+def test_bundles_shrink_on_the_devices_that_the_measurement_holds_for():
+    declared = []
+    placing = Placing(SimpleNamespace(place=declared.append), History(), fifo, print, float, bool)
+    for number, device in enumerate(("new 0", "new 1", "old")):
+        trials = range(4 * number, 4 * number + 4)
+        place = Place(
+            f"bundle {number}", (device,), "fused", "alike", members={t: Placement(t, 1, {}, 9) for t in trials}
+        )
+        placing.running.update(dict.fromkeys(trials, place))
+    placing.shrink("other", 2, ["new 0", "new 1"])
+    assert not declared
+    placing.shrink("alike", 2, ["new 0", "new 1"])
+    assert [(one.devices[0], [p.trial for p in one.placements], one.size) for one in declared] == [
+        ("new 0", [0, 1], 2),
+        ("new 1", [4, 5], 2),
+    ]
+    assert not placing.running[8].leaving
+    assert placing.running[8].size is None

@@ -180,7 +180,7 @@ def imports(path):
 
 def test_6_nothing_above_the_executor_reads_the_machines_clock():
     above = modules(
-        *("engine.py", "placing.py", "pace.py", "study.py", "decisions.py", "history.py", "result.py"),
+        *("engine.py", "placing.py", "pace.py", "study.py", "changes.py", "decisions.py", "history.py", "result.py"),
         *("algorithms/*.py", "scheduling/*.py"),
     )
     assert len(above) > 10
@@ -197,7 +197,7 @@ def test_9_trials_are_a_total_over_any_number_of_resumes():
 
 LEVELS = [
     ["cli", "loading"],
-    ["study", "report", "result"],
+    ["study", "changes", "rehearsal", "report", "result"],
     ["engine", "placing", "pace", "decisions", "fusing"],
     ["algorithms", "scheduling"],
     ["executors"],

@@ -95,6 +95,7 @@ def test_two_workers_train_a_bundle_each():
     placed = logged(Placed)
     assert {event.devices for event in placed} == {("cpu:0",), ("cpu:1",)}
     assert {event.mode for event in placed} == {"fused"}
+    assert {event.device for event in logged(Measured)} <= {"cpu:0", "cpu:1"}
     alike(
         curves(together), curves(study(name="alone", algorithm=ps.Random(budget=2)).run(progress=False, sharing="solo"))
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from penstock.events import Measured as Measured
 from penstock.task import AnyTask
 from penstock.trial import Config, Mode, Report, StateRef
 
@@ -106,24 +107,6 @@ class Failed:
     attempt: int
     error: str
     died: bool = False
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a worker found out about training a signature's trials together: which way, how many, and why.
-
-    ``seconds`` are those of one step of the whole bundle by its size, ``bytes`` its memory as first + second × size,
-    ``scaling`` the seconds of one step of a trial by the number of its devices, where that was tried.
-    """
-
-    signature: str
-    device: str
-    way: str
-    size: int
-    seconds: dict[int, float]
-    bytes: tuple[int, int] | None
-    reason: str
-    scaling: dict[int, float] = field(default_factory=dict)
 
 
 WorkerEvent = Report | Saved | Finished | Stopped | Failed | Measured

@@ -131,7 +131,7 @@ def run(
     with _apart(json):
         with _refused(BAD_USAGE):
             study = load(file).replace(**{key: value for key, value in changes.items() if value is not None})
-        result = _run(study, _place(on, devices), workers, sharing, scheduler, allow_changes, json)
+        result = _run(study, _place(study, on, devices), workers, sharing, scheduler, allow_changes, json)
     _show_result(study, result, json)
 
 
@@ -162,7 +162,7 @@ def resume(
     with _apart(json):
         with _refused(BAD_USAGE):
             study = load(origin(name, settings)).replace(name=name, dir=dir, seed=settings["seed"], **changes)
-        result = _run(study, _place(on, devices), workers, sharing, scheduler, allow_changes, json)
+        result = _run(study, _place(study, on, devices), workers, sharing, scheduler, allow_changes, json)
     _show_result(study, result, json)
 
 
@@ -326,12 +326,14 @@ def _apart(json: bool) -> Iterator[None]:
         os.close(stdout)
 
 
-def _place(on: Where, devices: int | None) -> str | Simulated:
+def _place(study: Study, on: Where, devices: int | None) -> str | Simulated:
     with _refused(BAD_USAGE):
         if on is Where.simulated:
-            from penstock.executors.simulated import Simulated
+            from penstock.rehearsal import rehearsal
 
-            return Simulated(devices=devices or 8)
+            cluster, said = rehearsal(study, devices or 8)
+            typer.echo(said, err=True)
+            return cluster
         if devices is not None:
             raise StudyError("--devices says how many are simulated: give it with --on simulated, or use --workers.")
     return on.value

@@ -145,7 +145,10 @@ class Engine:
     # What comes up
 
     def _take(self, event: ExecutorEvent) -> None:
-        if isinstance(event, DeviceAdded | DeviceLost):
+        if isinstance(event, DeviceLost):
+            self.placing.lose(event.device.name)
+            return
+        if isinstance(event, DeviceAdded):
             self.placing.look()
             return
         if isinstance(event, Measured):
@@ -156,7 +159,8 @@ class Engine:
             return  # an older attempt: discarded, so that nothing is reported twice
         record = self.history.trials[event.trial]
         if isinstance(event, Report):
-            self.placing.pace.reported(event.trial, place.share, self.clock())
+            unlike = place.mode == "processes"
+            self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=unlike)
             self._report(record, event)
         elif isinstance(event, Saved):
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
@@ -179,11 +183,11 @@ class Engine:
         if self.fusing is None:
             said = self.placing.pace.measured(event)
             event = replace(event, reason="; ".join((event.reason, *said)))
-        self._log(events.Measured(**vars(event), clock=self.clock()))
+        self._log(replace(event, clock=self.clock()))
         if self.fusing is None:
             return
-        for place in self.placing.shrink(event.signature, event.size):
-            self.fusing.take(event, place.devices[0])
+        self.fusing.take(event, event.device)
+        self.placing.shrink(event.signature, event.size, self.fusing.alike(event.device))
 
     def _report(self, record: TrialRecord, report: Report) -> None:
         metric = self.history.metric
@@ -199,9 +203,10 @@ class Engine:
             self._log(events.Saved(record.number, report.attempt, report.state, self.clock()))
 
     def _finish(self, record: TrialRecord, budget: int) -> None:
-        if record.reported >= budget:
-            if record.granted > record.reported:
-                self.placing.queue(record)  # asked for again while it was leaving
+        if record.status == "waiting":
+            self.placing.queue(record)  # asked for again while it was leaving
+        elif record.reported >= budget:
+            return
         elif not record.curve:
             error = "The function returned without reporting: call trial.report(step, metric=value) once a unit."
             self._log(events.Failed(record.number, record.attempt, error, True, self.clock()))

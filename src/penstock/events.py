@@ -78,10 +78,11 @@ class Devices:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found out about training a signature's trials together: which way, how many at once, and why.
+    """What a worker found out about training a signature's trials together: which way, how many at once, and why.
 
     ``seconds`` are those of one step of the whole bundle by its size, ``bytes`` its memory as first + second × size,
-    ``scaling`` the seconds of one step of a trial by the number of its devices, where that was tried.
+    ``scaling`` the seconds of one step of a trial by the number of its devices, where that was tried. The ``clock`` is
+    the study's, which a worker does not know.
     """
 
     signature: str
@@ -91,7 +92,7 @@ class Measured:
     seconds: dict[int, float]
     bytes: tuple[int, int] | None
     reason: str
-    clock: float
+    clock: float = 0.0
     scaling: dict[int, float] = field(default_factory=dict)
 
 

@@ -33,7 +33,7 @@ class Fusing:
         self.memory = {device.name: device.memory for device in executor.devices()}
         self._bytes: dict[str, int] = {}  # of one trial's state, by signature
         self._described: dict[int, tuple[Config, Description]] = {}
-        self._measured: dict[str, Measured] = {}  # by this study
+        self._measured: dict[tuple[str, str], Measured] = {}  # by this study, of a signature on a kind of device
         self._said: set[str] = set()
         self._new: list[str] = []
 
@@ -62,8 +62,8 @@ class Fusing:
     def limit(self, signature: str, device: str) -> int:
         """The most trials that a bundle of a signature may hold on a device."""
         room = max(1, int(HELD * self.memory[device]) // max(1, self._bytes.get(signature, 1)))
-        if signature in self._measured:
-            return min(room, self._measured[signature].size)
+        if (found := self._found(signature, device)) is not None:
+            return min(room, found.size)
         if self.forced:
             return min(room, LARGEST)
         profile = self._profile(signature, device)
@@ -71,14 +71,15 @@ class Fusing:
 
     def size(self, signature: str, device: str) -> int | None:
         """How many trials a step computes at once, or None where the worker is to measure it."""
-        if not self.forced and signature not in self._measured and self._profile(signature, device) is None:
+        known = self.forced or self._found(signature, device) or self._profile(signature, device)
+        if not known:
             return None
         return self.limit(signature, device)
 
     def reason(self, signature: str, device: str) -> str:
         """Where a bundle's size comes from, for a person."""
-        if signature in self._measured:
-            return self._measured[signature].reason
+        if (found := self._found(signature, device)) is not None:
+            return found.reason
         if self.forced:
             return 'asked for by sharing="fused"'
         profile = self._profile(signature, device)
@@ -91,7 +92,7 @@ class Fusing:
 
     def take(self, measured: Measured, device: str) -> None:
         """Keep what a worker found out, for this study and the next."""
-        self._measured[measured.signature] = measured
+        self._measured[measured.signature, self.devices[device]] = measured
         if measured.way == "solo" and measured.size == 1:
             self._say(measured.reason)
             self._new.clear()  # it is in the log as measured
@@ -108,6 +109,13 @@ class Fusing:
                     measured.reason,
                 )
             )
+
+    def alike(self, device: str) -> list[str]:
+        """The devices that what was measured on this one holds for."""
+        return [name for name, kind in self.devices.items() if kind == self.devices[device]]
+
+    def _found(self, signature: str, device: str) -> Measured | None:
+        return self._measured.get((signature, self.devices[device]))
 
     def _profile(self, signature: str, device: str) -> Profile | None:
         return self.profiles.get(self.task, self.devices[device], signature)

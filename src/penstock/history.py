@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.events import Asked, Dropped, Ended, Event, Failed, Measured, Opened, Placed, Reported, Saved
+from penstock.events import Asked, Devices, Dropped, Ended, Event, Failed, Measured, Opened, Placed, Reported, Saved
 from penstock.trial import Config, Metrics, Mode, StartFrom, StateRef, Status, score
 
 
@@ -79,7 +79,8 @@ class History:
         self.ended: str | None = None
         self.weights: dict[str, float] = {}  # of groups, where they are not 1
         self.mode_of: dict[int, str] = {}  # the mode that each trial was last placed in
-        self.measured: dict[str, Measured] = {}  # what was found out about fusing, by signature
+        self.types: dict[str, str] = {}  # of devices
+        self.measured: dict[tuple[str, str], Measured] = {}  # what was found out, by signature and device type
         self.donors: Counter[str] = Counter()  # files that a trial still waits to begin from
         self.released: set[str] = set()  # files that were donors until the last line, for whoever deletes states
 
@@ -115,7 +116,9 @@ class History:
             self._mark(record, "running")
             self.mode_of[event.trial] = event.mode
         elif isinstance(event, Measured):
-            self.measured[event.signature or event.reason] = event
+            self.measured[event.signature or event.reason, self.types.get(event.device, event.device)] = event
+        elif isinstance(event, Devices):
+            self.types.update(event.types)
         elif isinstance(event, Reported):
             self._reported(event)
         elif isinstance(event, Saved):

@@ -3,51 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.bundle import Measured
+from penstock.executors.base import Device
+from penstock.fusing import kind
 from penstock.profiles import Profile, Profiles
 from penstock.scheduling.speed import UNKNOWN, Speed, SpeedModel
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """The profiles of one task on the kinds of device there are, by name."""
+    """The profiles of one task."""
 
     profiles: Profiles
     task: str
-    kinds: Mapping[str, str]
 
-    def get(self, signature: str) -> Profile | None:
-        """What was measured last on any of the kinds."""
-        found = (self.profiles.get(self.task, kind, signature) for kind in dict.fromkeys(self.kinds.values()))
-        return next((profile for profile in found if profile is not None), None)
+    def get(self, signature: str, device: Device) -> Profile | None:
+        """What was measured last on a device of its kind."""
+        return self.profiles.get(self.task, kind(device), signature)
 
-    def put(self, event: Measured) -> None:
+    def put(self, event: Measured, device: Device) -> None:
         """Keep what a worker found out."""
-        kind = self.kinds.get(event.device, event.device)
         what = (event.signature, event.way, event.size, event.seconds, event.bytes, event.reason, event.scaling)
-        self.profiles.put(Profile(self.task, kind, *what))
+        self.profiles.put(Profile(self.task, kind(device), *what))
 
-    def refine(self, model: SpeedModel, signatures: Iterable[str]) -> None:
-        """Keep what became of the measurements by what was seen since."""
-        for signature in signatures:
-            if (profile := self.get(signature)) is not None and 1 in profile.seconds:
-                sharing, scaling = model.known(signature)
-                unit = profile.seconds[1]
-                new = replace(
-                    profile,
-                    seconds={count: unit * t for count, t in sharing.items()} or profile.seconds,
-                    scaling={count: unit * t for count, t in scaling.items()},
-                    moving=model.moving if math.isfinite(model.moving) else profile.moving,
-                )
-                if new != profile:
-                    self.profiles.put(new)
+    def refine(self, model: SpeedModel, signature: str, device: Device) -> None:
+        """Keep what became of a measurement by what was seen since."""
+        profile = self.get(signature, device)
+        if profile is None or 1 not in profile.seconds:
+            return
+        sharing, scaling = model.known(signature, device.type)
+        unit = profile.seconds[1]
+        new = replace(
+            profile,
+            seconds={count: unit * t for count, t in sharing.items()} or profile.seconds,
+            scaling={count: unit * t for count, t in scaling.items()},
+            moving=model.moving if math.isfinite(model.moving) else profile.moving,
+        )
+        if new != profile:
+            self.profiles.put(new)
 
 
 @dataclass
 class _Going:
+    type: str  # of its devices
     since: float  # the clock at its last report, or when it was placed
     first: float | None = None  # seconds of the unit that began with starting it
     begun: bool = False
@@ -63,43 +64,65 @@ class Pace:
     def __init__(self, model: SpeedModel | None = None, shelf: Shelf | None = None) -> None:
         self.model, self.shelf = model, shelf
         self._going: dict[int, _Going] = {}
-        self._known: set[str] = set()
+        self._signatures: set[str] = set()
+        self._devices: dict[str, Device] = {}  # lost ones too: what was measured there may still be told
+        self._types: dict[str, Device] = {}  # the first device of each type that there is
+        self._recalled: set[tuple[str, str]] = set()  # signatures and types
 
     @property
     def learns(self) -> bool:
         return self.model is not None
 
+    def look(self, devices: Mapping[str, Device]) -> None:
+        """These devices there are; of those of a new type something may be known from an earlier study."""
+        self._devices.update(devices)
+        self._types = {device.type: device for device in reversed(list(devices.values()))}
+        for signature in sorted(self._signatures):
+            self._recall(signature)
+
     def speed(self) -> Speed:
         """What a scheduler is given."""
-        return UNKNOWN if self.model is None else self.model.speed()
+        return UNKNOWN if self.model is None else self.model.speed(self._types)
 
     def know(self, trial: int, signature: str) -> None:
         """A trial is of a signature, of which something may be known from an earlier study."""
         if self.model is None:
             return
         self.model.know(trial, signature)
-        if self.shelf is not None and signature not in self._known:
-            self._known.add(signature)
-            if (profile := self.shelf.get(signature)) is not None:
-                self.model.measured(signature, profile.seconds, profile.scaling)
+        if signature not in self._signatures:
+            self._signatures.add(signature)
+            self._recall(signature)
+
+    def _recall(self, signature: str) -> None:
+        for type, device in self._types.items():
+            if self.model is None or self.shelf is None or (signature, type) in self._recalled:
+                continue
+            self._recalled.add((signature, type))
+            if (profile := self.shelf.get(signature, device)) is not None:
+                self.model.measured(signature, type, profile.seconds, profile.scaling)
                 if profile.moving is not None:
                     self.model.started(profile.moving)
 
     def measured(self, event: Measured) -> list[str]:
-        """A worker measured what sharing and spreading cost; gives what was smoothed or cut."""
+        """A worker measured what sharing and spreading cost on its device; gives what was smoothed or cut."""
+        device = self._devices[event.device]
         if self.shelf is not None:
-            self.shelf.put(event)
-        return [] if self.model is None else self.model.measured(event.signature, event.seconds, event.scaling)
+            self.shelf.put(event, device)
+        if self.model is None:
+            return []
+        return self.model.measured(event.signature, device.type, event.seconds, event.scaling)
 
     def keep(self) -> None:
         """Keep what was learnt for the next study."""
         if self.model is not None and self.shelf is not None:
-            self.shelf.refine(self.model, sorted(self._known))
+            for signature in sorted(self._signatures):
+                for device in {kind(one): one for one in self._devices.values()}.values():
+                    self.shelf.refine(self.model, signature, device)
 
-    def entered(self, trial: int, together: Collection[int], clock: float) -> None:
-        """A trial has come into a bundle."""
+    def entered(self, trial: int, device: str, together: Collection[int], clock: float) -> None:
+        """A trial has come into a bundle on a device, or on several of its type."""
         if self.model is not None:
-            self._going[trial] = _Going(clock)
+            self._going[trial] = _Going(self._devices[device].type, clock)
             self._mixed(together, clock)
 
     def left(self, trial: int, together: Collection[int], clock: float) -> None:
@@ -108,8 +131,8 @@ class Pace:
             self._going.pop(trial, None)
             self._mixed(together, clock)
 
-    def reported(self, trial: int, share: float, clock: float) -> None:
-        """A trial has reported a unit that it trained at a share."""
+    def reported(self, trial: int, share: float, clock: float, *, unlike: bool = False) -> None:
+        """A trial has reported a unit that it trained at a share; beside ``unlike`` trials that refines no curve."""
         going = self._going.get(trial)
         if going is None or self.model is None:
             return
@@ -118,12 +141,12 @@ class Pace:
             going.begun = True
             if going.alike:
                 going.first = seconds
-                self.model.observed(trial, share, seconds - self.model.start, first=True)
+                self.model.observed(trial, going.type, share, seconds - self.model.start, compare=False)
         elif going.alike:
             if going.first is not None:
                 self.model.started(going.first - seconds)
             going.first = None
-            self.model.observed(trial, share, seconds)
+            self.model.observed(trial, going.type, share, seconds, compare=not unlike)
         going.alike = True
 
     def done(self, trial: int, share: float, clock: float) -> float:
@@ -132,7 +155,7 @@ class Pace:
         if going is None or self.model is None:
             return 0.5
         seconds = clock - going.since - (0.0 if going.begun else self.model.start)
-        unit = self.model.unit(trial) * self.model.curve(trial).at(share)
+        unit = self.model.unit(going.type, trial) * self.model.curve(going.type, trial).at(share)
         return min(0.99, max(0.0, seconds / unit))  # it has not reported
 
     def stopped(self, trial: int, clock: float) -> None:

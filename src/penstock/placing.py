@@ -7,7 +7,7 @@ processes where not; a whole device is solo, several are distributed. On executo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock import events
@@ -20,6 +20,7 @@ from penstock.history import History, TrialRecord
 from penstock.pace import Pace
 from penstock.scheduling import grouping
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, Scheduler, View, room
+from penstock.scheduling.company import alike_together
 from penstock.trial import Config, StateRef
 
 MANY = 64  # devices, of which not every change is looked at while trials move
@@ -74,6 +75,7 @@ class Placing:
         self._begun: dict[int, float] = {}  # the clock when those that run were placed
         self._described: dict[int, tuple[Config, Description]] = {}
         self._moving: set[int] = set()  # trials that are to leave for other devices
+        self._lost: set[int] = set()  # trials whose device was lost under them
         self._new: set[int] = set()  # trials that wait and were not described yet
         self._changed = True
 
@@ -102,6 +104,7 @@ class Placing:
         del self._begun[trial]
         place.leaving.discard(trial)
         self._moving.discard(trial)
+        self._lost.discard(trial)
         self.pace.left(trial, place.members, self.clock())
         if trial in self._assigned:
             del self._demands[trial]
@@ -117,6 +120,7 @@ class Placing:
         if devices == self._devices:
             return
         self._devices = devices
+        self.pace.look(devices)
         self.log(events.Devices({name: device.type for name, device in devices.items()}, self.clock()))
         for name in devices:
             self._on.setdefault(name, {})
@@ -124,9 +128,14 @@ class Placing:
             self._measure(name)
         self._changed = True
 
+    def lose(self, device: str) -> None:
+        """A device is gone, and with it who runs there; it may be back already."""
+        self._lost.update(trial for trial, place in self.running.items() if device in place.devices)
+        self.look()
+
     def lost(self, trial: int) -> bool:
-        """Whether a device of a running trial is gone."""
-        return any(name not in self._devices for name in self.running[trial].devices)
+        """Whether a device of a running trial was lost."""
+        return trial in self._lost
 
     def _measure(self, name: str) -> None:
         """What is left of a device, counted anew."""
@@ -153,20 +162,20 @@ class Placing:
         self._describe()
         view = View(self._devices, _Holdings(self), self._room, self.history.weights)
         told: dict[str, Place] = {}
-        for assignment in self.schedule(view, self.waiting.values(), self.pace.speed()):
-            place = self.running.get(assignment.trial)
-            if place is None:
-                place = self._enter(assignment) if self._fits(assignment) else None
-            elif not self._move(place, assignment.trial):
-                place = None
-            if place is not None:
+        made = self.schedule(view, self.waiting.values(), self.pace.speed())
+        for one in (one for one in made if one.trial in self.running):
+            place = self.running[one.trial]
+            if self._move(place, one.trial):
                 told[place.name] = place
+        for one in self._together([one for one in made if one.trial in self.waiting and self._fits(one)]):
+            if self._fits(one) and (entered := self._enter(one)) is not None:
+                told[entered.name] = entered
         for place in told.values():
             self._declare(place)
         if not self.running and self.waiting and self._devices:
             raise StudyError(
-                f"{self.schedule.__name__} gives nothing to any of the {len(self.waiting)} trials that wait, although "
-                f"nothing runs on the {len(self._devices)} devices."
+                f"{self.schedule.__name__} gives nothing that fits to any of the {len(self.waiting)} trials that wait, "
+                f"although nothing runs on the {len(self._devices)} devices."
             )
 
     def _move(self, place: Place, trial: int) -> bool:
@@ -177,10 +186,20 @@ class Placing:
         self._moving.add(trial)
         return True
 
+    def _together(self, made: list[Assignment]) -> list[Assignment]:
+        """Trials of one signature share a device, where several start at once."""
+        if sum(one.share < 1 for one in made) < 2:
+            return made
+        signatures = {one.trial: self._signature(one.trial) for one in made}
+        bytes = {one.trial: self.waiting[one.trial].bytes for one in made}
+        there = {name: self._signature(next(iter(trials))) for name, trials in self._on.items() if trials}
+        return alike_together(made, signatures, bytes, self._devices, self._room, there)
+
     def _fits(self, assignment: Assignment) -> bool:
         """Whether its devices have room already: a trial that is moved leaves them at its next boundary."""
-        share = min(1.0, assignment.share)
-        return all(name in self._room and self._room[name].share > share - FULL for name in assignment.devices)
+        share, bytes = min(1.0, assignment.share) - FULL, self.waiting[assignment.trial].bytes
+        left = [self._room.get(name, Room(0.0, 0)) for name in assignment.devices]
+        return all(one.share >= share and one.bytes >= bytes for one in left)
 
     def _enter(self, assignment: Assignment) -> Place | None:
         """The bundle that a trial enters for an assignment: that of its device where it has a part of one."""
@@ -274,7 +293,7 @@ class Placing:
         inherited = state is not None and state == record.start
         self.running[trial], self._begun[trial] = place, self.clock()
         place.members[trial] = Placement(trial, attempt, record.config, record.granted, state, inherited, share)
-        self.pace.entered(trial, place.members, self.clock())
+        self.pace.entered(trial, place.devices[0], place.members, self.clock())
         return True
 
     def _declare(self, place: Place) -> None:
@@ -285,15 +304,15 @@ class Placing:
 
     # Changing bundles that run
 
-    def shrink(self, signature: str, size: int) -> list[Place]:
-        """Bundles of a signature hold no more than ``size``; gives them. Where 1 is best they are dissolved."""
-        there = {place.name: place for place in self.running.values() if place.signature == signature}
-        for place in there.values():
+    def shrink(self, signature: str, size: int, devices: Collection[str]) -> None:
+        """Bundles of a signature on these devices hold no more than ``size``; where 1 is best they are dissolved."""
+        for place in {place.name: place for place in self.running.values()}.values():
+            if place.signature != signature or place.devices[0] not in devices:
+                continue
             place.size = size
             if len(place.members) > size:
                 place.leaving |= set(list(place.members)[size if size > 1 else 0 :])
                 self._declare(place)
-        return list(there.values())
 
     def stop(self) -> None:
         """Everybody leaves."""

@@ -134,6 +134,10 @@ class Profiles:
         """What was measured last, if anything was."""
         return self._known.get((task, device, signature))
 
+    def of(self, task: str, device: str) -> list[Profile]:
+        """What was measured last of each of a task's signatures on a kind of device."""
+        return [one for one in self._known.values() if (one.task, one.device) == (task, device)]
+
     def put(self, profile: Profile) -> None:
         """Keep a profile: for this study in any case, and for the next where the file can be written."""
         self._take(profile)

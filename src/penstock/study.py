@@ -17,13 +17,14 @@ from penstock import __version__, events
 from penstock.algorithms.base import Algorithm
 from penstock.algorithms.sampling import Search
 from penstock.bundle import Job
+from penstock.changes import changes, check_configs, given
 from penstock.decisions import Decider, replay
 from penstock.engine import Engine, Limits
-from penstock.errors import SpaceError, StudyError
-from penstock.events import Asked, Log, Opened, plain
+from penstock.errors import StudyError
+from penstock.events import Log, Opened, plain
 from penstock.executors.base import Executor
 from penstock.executors.simulated import Simulated, SimulatedExecutor
-from penstock.fusing import Fusing, kind
+from penstock.fusing import Fusing
 from penstock.history import History
 from penstock.pace import Pace, Shelf
 from penstock.profiles import Profiles
@@ -49,9 +50,6 @@ SCHEDULERS: dict[str, Scheduler] = {
     "static_fluid": static_fluid,
     "fifo": fifo,
 }
-_FIXED = ("metric", "mode", "seed")  # a study with another of these is another study
-_CODE = "the task's code is another"
-_CHANGEABLE = ("task", "source", "space", "algorithm", "sampler")
 
 
 class Study:
@@ -188,11 +186,11 @@ class Study:
         log = self._open()
         try:
             settings = self._settings(log.dir.name)
-            settings["changed"] = _changes(log.past, settings, self.algorithm.grows, allow_changes)
+            settings["changed"] = changes(log.past, settings, self.algorithm.grows, allow_changes)
             if settings["changed"]:
-                self._check_configs(log.past)
+                check_configs(log.past, self.space)
             history, decider = History(), Decider(self.algorithm, self._search(self.trials))
-            pending = replay(log.past, history, decider, given=_given(log.past, bool(settings["changed"])))
+            pending = replay(log.past, history, decider, given=given(log.past, bool(settings["changed"])))
             pending += decider.opened(self.trials)
             executor = self._executor(on, workers, log.dir)
             try:
@@ -262,17 +260,6 @@ class Study:
         kept: dict[str, Any] = plain(settings)
         return kept
 
-    def _check_configs(self, past: list[events.Event]) -> None:
-        for event in past:
-            if isinstance(event, Asked):
-                try:
-                    self.space.check(event.config)
-                except SpaceError as error:
-                    raise StudyError(
-                        f"Trial {event.trial} of the log does not fit the changed space: {error} "
-                        "Widen the space again, or start a new study under another name."
-                    ) from None
-
     def _check_run(self, on: str | Simulated, sharing: str, scheduler: str, workers: int) -> Scheduler:
         if isinstance(on, Simulated):
             if workers != 1:
@@ -316,8 +303,7 @@ class Study:
         """Where trials can have any share, what each costs is learnt."""
         if "distributed" not in executor.modes:
             return None
-        kinds = {device.name: kind(device) for device in executor.devices()}
-        return Pace(SpeedModel(shared=sharing != "solo"), Shelf(_profiles(dir), fingerprint(self.task), kinds))
+        return Pace(SpeedModel(shared=sharing != "solo"), Shelf(_profiles(dir), fingerprint(self.task)))
 
     @contextmanager
     def _progress(self, wanted: bool | None) -> Iterator[Callable[[History], None] | None]:
@@ -377,45 +363,6 @@ def seconds(time: float | str | None) -> float | None:
 
 def _profiles(dir: Path) -> Profiles:
     return Profiles.open(dir.parent / "profiles.jsonl")
-
-
-def _changes(past: list[events.Event], now: dict[str, Any], grows: bool, allowed: bool) -> list[str]:
-    """What differs between the log's last settings and these, or a refusal that names it."""
-    opened = [event.settings for event in past if isinstance(event, Opened)]
-    if not opened:
-        return []
-    before = opened[-1]
-    if fixed := [name for name in _FIXED if before[name] != now[name]]:
-        said = ", ".join(f"{name}={before[name]!r} (got {now[name]!r})" for name in fixed)
-        raise StudyError(f"Study {before['name']!r} exists with {said}: start a new study under another name.")
-    if before["trials"] is not None and now["trials"] is not None and now["trials"] < before["trials"]:
-        raise StudyError(
-            f"Study {before['name']!r} has trials={before['trials']}, a total over all resumes, "
-            f"got trials={now['trials']}: give at least as many."
-        )
-    if before["trials"] != now["trials"] and not grows:
-        raise StudyError(
-            f"Study {before['name']!r} halves {before['trials']} trials, got trials={now['trials']}: its rungs "
-            "are made from that number, so start a new study under another name."
-        )
-    changed = [name for name in _CHANGEABLE if before[name] != now[name]]
-    if changed and not allowed:
-        said = "; ".join(
-            _CODE if name == "source" else f"{name} was {before[name]} and is {now[name]}" for name in changed
-        )
-        raise StudyError(
-            f"Study {before['name']!r} changed since its log was written: {said}. Put it back, start a new study under "
-            "another name, or go on all the same with allow_changes=True (--allow-changes), which works where the "
-            "algorithm would have decided the same so far."
-        )
-    return changed
-
-
-def _given(past: list[events.Event], changed: bool) -> int:
-    """How many events lie before the last change: their configs come from the log."""
-    if changed:
-        return len(past)
-    return max((i for i, e in enumerate(past) if isinstance(e, Opened) and e.settings.get("changed")), default=0)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from penstock.executors.simulated import Simulated, SimulatedExecutor
 from penstock.task import FunctionTask
 from penstock.trial import Report
 from tests.contracts.executors import CONFIG, ExecutorContract, alone
-from tests.tasks import Noisy, stateless, trivial
+from tests.tasks import Blobs, Noisy, stateless, trivial
 
 UNITS = 100
 SHARING = ps.Curve(sharing=(1, 1.5), scaling=(1, 0.6))
@@ -244,6 +244,45 @@ def test_a_faster_device_takes_less_and_the_slowest_of_several_decides(simulate)
     assert run.times(2) == [10 + 6]
 
 
+def test_a_signature_has_a_curve_of_its_own_on_a_type(simulate):
+    devices = [Device("a", "k80", 1), Device("b", "h200", 1), Device("c", "h200", 1)]
+    curves = {("one", "h200"): ps.Curve(sharing=(1, 1.1)), ("two", "h200"): ps.Curve(sharing=(1, 1.2))}
+    run = simulate(devices=devices, curve=SHARING, curves=curves)
+    run.place(one(0, budget=1), one(1, budget=1), name="a", on=(0,), mode="fused")
+    run.place(one(2, budget=1), one(3, budget=1), name="b", on=(1,), mode="fused")
+    run.place(*(one(i, budget=1, signature="two") for i in (4, 5)), name="c", on=(2,), mode="fused")
+    run.until_left(6)
+    assert [run.times(trial) for trial in (0, 2, 4)] == [[15], [11], [12]]
+    run.place(one(6, 1, curve=ps.Curve(sharing=(1, 1.3))), one(7, 1), name="d", on=(1,), mode="fused")
+    run.until_left(2)
+    assert (run.times(6)[0], run.times(7)[0]) == (15 + 11 + 2 * (1 - 11 / 13) * 5, 15 + 11), "a table's own goes first"
+
+
+def test_trials_of_several_signatures_share_by_a_curve_that_is_everybodys(simulate):
+    run = simulate(curve=SHARING)
+    run.place(one(0, 1), one(1, 1, signature="two"), mode="processes")
+    run.until_left(2)
+    assert (run.times(0), run.times(1)) == ([15], [15])
+
+
+def test_trials_of_several_signatures_take_turns_where_curves_are_those_of_one(simulate):
+    curves = {("one", "simulated"): ps.Curve(sharing=(1, 1.5)), ("two", "simulated"): ps.Curve(sharing=(1, 1.25))}
+    run = simulate(curves=curves)
+    several = [one(0, 1), one(1, 1), one(2, 1, signature="two")]
+    run.place(*several, mode="processes")
+    run.until_left(3)
+    assert [run.times(trial) for trial in (0, 1, 2)] == [[25], [25], [25]], "1.5 of the first two, and 1 of the other"
+
+
+def test_a_task_that_really_trains_has_the_curve_of_its_signature(simulate):
+    signature = simulate(task=Blobs()).executor.describe([CONFIG], train=False)[0].signature
+    curves = {(signature, "simulated"): ps.Curve(sharing=(1, 1.1))}
+    run = simulate(task=Blobs(), curve=SHARING, curves=curves, unit_seconds=10.0)
+    run.place(*(Placement(i, 1, CONFIG, 1) for i in (0, 1)), mode="fused")
+    run.until_left(2)
+    assert run.times(0) == [11]
+
+
 def test_what_shares_cost_is_told_with_the_first_report_of_a_signature_on_a_type(simulate):
     devices = [Device("slow", "k80", 1), Device("fast", "h200", 1), Device("other", "h200", 1)]
     curve = ps.Curve(sharing=(1, 1.2, 1.5, 1.6, 2), scaling=(1, 0.6, 0.5))
@@ -253,18 +292,18 @@ def test_what_shares_cost_is_told_with_the_first_report_of_a_signature_on_a_type
     run.until_left(3)
     run.place(one(3, budget=1, signature="two"), on=(2,))
     run.until_left()
-    run.place(one(4, budget=1, signature="two"), on=(2,), signature="given")
-    run.until_left()
+    run.place(one(4, budget=1, signature="two"), one(5, budget=1, signature="three"), on=(2,), mode="processes")
+    run.until_left(2)
     told = [(i, e) for i, (_, e) in enumerate(run.said) if isinstance(e, Measured)]
     assert [(e.signature, e.device) for _, e in told] == [
         ("one", "fast"),
         ("one", "slow"),
         ("two", "other"),
-        ("given", "other"),
+        ("three", "other"),
     ]
     place, first = told[0]
     assert first == Measured(
-        "one", "fast", "simulated", 5, {1: 5, 2: 6, 4: 8, 5: 10}, None, "simulated", {1: 5, 2: 3, 3: 2.5}
+        "one", "fast", "simulated", 5, {1: 5, 2: 6, 4: 8, 5: 10}, None, "simulated", scaling={1: 5, 2: 3, 3: 2.5}
     )
     assert isinstance(run.said[place + 1][1], Report), "what is decided upon the report may go by it"
 
@@ -307,6 +346,32 @@ def test_a_trial_leaves_after_its_unit_or_at_once_where_the_next_has_just_begun(
     run.until_left(2)
     assert (run.times(0, Stopped), run.times(1, Stopped)) == ([10], [15])
     assert [e.state.unit for trial in (0, 1) for _, e in run.of(trial, Stopped)] == [1, 1]
+
+
+def test_a_trial_that_has_trained_nothing_has_nothing_to_save(simulate):
+    run = simulate(start=2.0, stop=3.0)
+    run.place(one())
+    assert run.wait(2.0) == []
+    run.place()
+    run.until_left()
+    assert run.times(0, Stopped) == [2]
+    run.place(one(attempt=2))
+    while not run.of(0):
+        run.wait()
+    run.place()
+    run.until_left()
+    assert run.times(0, Stopped) == [2, 2 + 2 + 10 + 3]
+
+
+def test_an_attempt_that_left_one_bundle_begins_in_no_other(simulate):
+    run = simulate()
+    run.place(one(budget=5), name="a")
+    run.wait(5)
+    run.place(one(budget=5), name="b")
+    run.until_left()
+    assert (run.times(0), run.times(0, Stopped)) == ([10], [10])
+    with pytest.raises(ps.StudyError, match="Nothing can happen any more"):
+        run.wait()
 
 
 def test_a_grant_that_grows_or_shrinks_is_that_of_the_next_boundary(simulate):
@@ -583,6 +648,7 @@ def test_no_loss_of_a_device_loses_a_report_or_repeats_more_than_since_the_last_
         (dict(losses=[(1, "node 0/device 0"), (2, "node 0/device 0")]), "is not at 2 seconds"),
         (dict(arrivals=[(1, Device("node 0/device 0", "x", 1))]), "is there at 1 seconds already"),
         (dict(arrivals=[(float("nan"), Device("new", "x", 1))]), "time of a loss or an arrival"),
+        (dict(arrivals=[(1, Device("new", "x", 1))], provision=9, losses=[(5, "new")]), "'new' is not at 5 seconds"),
         (dict(speeds={"h200": 0.0}), "speed of 'h200'"),
         (dict(unit_seconds=0.0), "unit_seconds"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from penstock.errors import LogError, StudyError
-from penstock.events import Measured, Opened
+from penstock.events import Devices, Measured, Opened
 from penstock.history import History
 from penstock.report import summary, tables
 from tests.report.studies import SETTINGS, ended, fused, history, story, write
@@ -59,6 +59,18 @@ def test_modes_and_what_was_measured() -> None:
     assert "item at [x].py:3" in rows[1]
     alone = summary.study_facts(Path("x"), history())
     assert (alone["measured"], tables.measured(alone)) == ([], None)
+
+
+def test_what_was_measured_on_each_device_type_is_shown() -> None:
+    past = History.of(fused())
+    past.apply(Devices({"gpu 0": "h200", "gpu 1": "h200", "old": "k80"}, 2.0))
+    for device, size in (("gpu 0", 8), ("gpu 1", 16), ("old", 2)):
+        past.apply(Measured("c" * 24, device, "native", size, {}, None, "pays", 2.0))
+    _, _, *rows = shown(tables.measured(summary.study_facts(Path("x"), past))).splitlines()
+    assert [row.split()[:-1] for row in rows[-2:]] == [
+        ["cccccccc", "h200", "native", "16"],
+        ["cccccccc", "k80", "native", "2"],
+    ]
 
 
 def test_of_many_signatures_the_first_are_shown() -> None:

@@ -13,9 +13,10 @@ from penstock.curve import Curve
 from penstock.executors.base import Device
 from penstock.scheduling.base import Assignment, Demand, Holding, Room, View, room
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
+from penstock.scheduling.foresight import rebalance
 from penstock.scheduling.speed import UNKNOWN, Speed
 from penstock.scheduling.waterfill import waterfill
-from tests.contracts.schedulers import SchedulerContract, curves, groups_of_trials, thorough
+from tests.contracts.schedulers import SchedulerContract, World, curves, groups_of_trials, thorough, worlds
 from tests.scheduling.simulated_groups import SimulatedTrial, check, cluster, demands, empty, simulate
 
 EVEN = Curve((1, 2), (1, 1 / 2, 1 / 3, 1 / 4, 1 / 5))  # however wide a trial is, it takes the same device seconds
@@ -272,3 +273,21 @@ def test_a_trial_in_its_last_unit_stays() -> None:
 def test_no_more_move_than_need_to() -> None:
     made = waterfill(running((40, 1), (20, 1), (20, 1), devices=4), [], speed(EVEN, moving=1.0))
     assert [(one.trial, one.share) for one in made] == [(0, 2)]
+
+
+def test_a_trial_is_given_more_that_ends_sooner_so_though_the_last_does_not() -> None:
+    cards = cluster(5)
+    long, short = (Holding(Demand(i, "a", units, i), Assignment(i, (f"gpu {i}",))) for i, units in enumerate((90, 60)))
+    known = Speed(lambda trial: 1.0, lambda trial: (Curve(), Curve.of(widest=2))[trial], 1.0)
+    running = {0: long, 1: short}
+    (moved,) = waterfill(View(cards, running, room(cards, running.values())), [], known)
+    assert (moved.trial, moved.share) == (1, 2.0)
+
+
+@thorough
+@given(worlds())
+def test_those_that_just_start_are_not_rebalanced(world: World) -> None:
+    known = replace(world.speed, moving=1.0)
+    for fixed in (frozenset(world.view.running), frozenset(list(world.view.running)[::2])):
+        moved = {one.trial for one in rebalance(world.view, known, fixed)}
+        assert not moved & fixed

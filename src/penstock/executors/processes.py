@@ -14,12 +14,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 import cloudpickle
 
-from penstock.bundle import Bundle, Description, Failed, Finished, Job, Stopped
+from penstock.bundle import Bundle, Description, Failed, Finished, Job, Measured, Stopped
 from penstock.errors import StudyError
 from penstock.executors.base import Device, Executor, ExecutorEvent
 from penstock.executors.local import find_devices
@@ -91,6 +92,8 @@ class ProcessExecutor(Executor):
             raise StudyError(f"A worker process could not start:\n{value}")
         if isinstance(value, Finished | Stopped | Failed):
             worker.running = [one for one in worker.running if one != (value.trial, value.attempt)]
+        elif isinstance(value, Measured):
+            value = replace(value, device=worker.device.name)  # to its worker, each of the CPU's devices is the CPU
         self._events.append(value)
 
     def _bury(self, worker: _Process) -> None:

@@ -53,6 +53,7 @@ class SimulatedExecutor(Executor):
         self._unpaced: dict[Run, None] = {}  # whose number of trials has changed in this instant
         self._told: set[tuple[str, str]] = set()  # signatures and device types whose shares were measured
         self._worker: Worker | None = None
+        self._signatures: dict[str, str] = {}  # of configs that really train
         for device in self._listed:
             self._await_loss(device)
         for when, name in settings.losses:
@@ -75,9 +76,11 @@ class SimulatedExecutor(Executor):
                 member.source.close()
 
     def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
-        if not isinstance(self._job.task, TabulatedTask):
-            return [self._base().describe(config, train=train) for config in configs]
-        return [self._look_up(self._job.task, config, train) for config in configs]
+        if isinstance(self._job.task, TabulatedTask):
+            return [self._look_up(self._job.task, config, train) for config in configs]
+        made = [self._base().describe(config, train=train) for config in configs]
+        self._signatures.update({repr(config): one.signature or "" for config, one in zip(configs, made, strict=True)})
+        return made
 
     def _look_up(self, task: TabulatedTask, config: Config, train: bool) -> Description:
         try:
@@ -203,6 +206,7 @@ class SimulatedExecutor(Executor):
     def _entering(self, bundle: Bundle, ours: Run | None) -> dict[tuple[int, int], tuple[Placement, Source, Curve]]:
         """Those that are new here, ready to begin; a declaration may still name those that have left."""
         entering = {}
+        first = self._there.get(bundle.devices[0])
         for placement in bundle.placements:
             who = placement.trial, placement.attempt
             if placement.attempt <= self._ended.get(placement.trial, -1):
@@ -211,7 +215,8 @@ class SimulatedExecutor(Executor):
                 ours.members[who].source.extend(placement.budget)
             elif ours is None or who not in ours.coming:
                 try:
-                    entering[who] = (placement, *self._source(placement))
+                    source, curve = self._source(placement)
+                    entering[who] = placement, source, curve or self._settings.curve_of(source.signature, first)
                 except PenstockError:
                     raise  # a simulation that is set up wrong
                 except Exception as error:
@@ -219,16 +224,16 @@ class SimulatedExecutor(Executor):
                     self._say(Failed(*who, explain(error)))
         return entering
 
-    def _source(self, placement: Placement) -> tuple[Source, Curve]:
-        task, settings = self._job.task, self._settings
+    def _source(self, placement: Placement) -> tuple[Source, Curve | None]:
+        """What gives a trial's units, and its own curve where it has one."""
+        task, settings, config = self._job.task, self._settings, placement.config
         if isinstance(task, TabulatedTask):
-            table = task.look_up(placement.config)
-            return Lookup(placement, table, self._job.states, settings.saving_every), table.curve or settings.curve
-        fresh = self._worker is None
+            table = task.look_up(config)
+            return Lookup(placement, table, self._job.states, settings.saving_every), table.curve
         worker = self._base()
-        if fresh and isinstance(task, Task):
-            worker.describe(placement.config, train=False)  # it has the data now, which its copies share
-        return Trained(placement, worker, settings.unit_seconds), settings.curve
+        if isinstance(task, Task) and repr(config) not in self._signatures:
+            self.describe([config], train=False)  # the worker has the data then, which its copies share
+        return Trained(placement, worker, settings.unit_seconds, self._signatures.get(repr(config), "")), None
 
     def _base(self) -> Worker:
         if self._worker is None:
@@ -239,7 +244,7 @@ class SimulatedExecutor(Executor):
 
     def _change(self, run: Run, bundle: Bundle, entering: dict[tuple[int, int], Any]) -> None:
         wanted = {(p.trial, p.attempt): p for p in bundle.placements}
-        run.mode, run.signature = bundle.mode, bundle.signature
+        run.mode = bundle.mode
         for who, member in run.members.items():
             if who not in wanted:
                 self._leave(member)
@@ -319,7 +324,7 @@ class SimulatedExecutor(Executor):
             self._gone(member)
             return
         used = (self._now - member.since) * member.share + member.used
-        member.pace, member.share = pace(member, fixed=self._settings.fixed_shares)
+        member.pace, member.share = pace(member, self._settings)
         self._unit(member)
         member.used = used
 
@@ -373,7 +378,7 @@ class SimulatedExecutor(Executor):
         now = self._now
         for run in self._unpaced:
             for member in run.members.values():
-                changed, share = pace(member, fixed=self._settings.fixed_shares)
+                changed, share = pace(member, self._settings)
                 if (changed, share) == (member.pace, member.share):
                     continue
                 member.used += (now - member.since) * member.share
@@ -387,7 +392,7 @@ class SimulatedExecutor(Executor):
     def _measure(self, member: Member) -> None:
         member.told = True
         device = self._there[member.run.devices[0]]
-        signature = member.run.signature or member.source.signature
+        signature = member.source.signature
         if signature and (signature, device.type) not in self._told:
             self._told.add((signature, device.type))
             self._events.append(measured(member, signature, device.name))

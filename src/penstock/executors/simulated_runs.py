@@ -7,6 +7,7 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from penstock.bundle import Bundle, BundleMode, Failed, Finished, Measured, Placement, Stopped
 from penstock.curve import Curve
 from penstock.errors import TaskError
-from penstock.executors.simulated_settings import doublings
+from penstock.executors.simulated_settings import Simulated, doublings
 from penstock.tabulated import Tabulated
 from penstock.training.randomness import own_randomness, random_state, set_random_state
 from penstock.training.worker import Worker
@@ -117,11 +118,11 @@ class Trained(Source):
     Its worker is a copy of an idle one, with which it shares what that has: the data, and the trials that are warm.
     """
 
-    def __init__(self, placement: Placement, worker: Worker, unit_seconds: float | None) -> None:
+    def __init__(self, placement: Placement, worker: Worker, unit_seconds: float | None, signature: str) -> None:
         self.placement, self.budget = placement, placement.budget
         self.unit = 0 if placement.state is None else placement.state.unit
         self._worker, self._began = copy.copy(worker), False
-        self._seconds = unit_seconds
+        self._seconds, self.signature = unit_seconds, signature
         self._ahead: Ended | None = None
         self._random: dict[str, Any] | None = None
 
@@ -221,10 +222,10 @@ class Member:
 class Run:
     """A bundle: on its devices, or waiting for others to leave them."""
 
-    __slots__ = ("coming", "devices", "members", "mode", "name", "signature", "speed")
+    __slots__ = ("coming", "devices", "members", "mode", "name", "speed")
 
     def __init__(self, bundle: Bundle, speed: float) -> None:
-        self.name, self.devices, self.signature = bundle.name, bundle.devices, bundle.signature
+        self.name, self.devices = bundle.name, bundle.devices
         self.mode: BundleMode = bundle.mode
         self.speed = speed
         self.members: dict[tuple[int, int], Member] = {}
@@ -236,16 +237,22 @@ class Run:
         return self.mode not in ("solo", "distributed")
 
 
-def pace(member: Member, *, fixed: bool) -> tuple[float, float]:
-    """The seconds on the clock of a second of a trial's own, and its share of all its devices together.
-
-    ``fixed``: by its placement, whoever else is there.
-    """
+def pace(member: Member, settings: Simulated) -> tuple[float, float]:
+    """The seconds on the clock of a second of a trial's own, and its share of all its devices together."""
     curve, run = member.curve, member.run
-    if fixed:
+    if settings.fixed_shares:
         return curve.at(member.placement.share) / run.speed, member.placement.share
     width, together = len(run.devices), len(run.members)
-    return curve.at(width) * curve.at(1 / together) / run.speed, width / together
+    slower = _turns(member) if settings.curves else curve.at(1 / together)
+    return curve.at(width) * slower / run.speed, width / together
+
+
+def _turns(member: Member) -> float:
+    """A curve is that of trials of one signature; those of several take turns."""
+    there = member.run.members.values()
+    curves = {one.source.signature: one.curve for one in (*there, member)}
+    counts = Counter(one.source.signature for one in there)
+    return sum(curves[signature].at(1 / count) for signature, count in counts.items())
 
 
 def measured(member: Member, signature: str, device: str) -> Measured:
@@ -253,4 +260,4 @@ def measured(member: Member, signature: str, device: str) -> Measured:
     curve, unit = member.curve, member.source.seconds() / member.run.speed
     seconds = {p: unit * curve.at(1 / p) for p in doublings(curve.most)}
     scaling = {w: unit * curve.at(w) for w in doublings(curve.widest)}
-    return Measured(signature, device, "simulated", curve.most, seconds, None, "simulated", scaling)
+    return Measured(signature, device, "simulated", curve.most, seconds, None, "simulated", scaling=scaling)

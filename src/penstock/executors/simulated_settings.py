@@ -29,6 +29,8 @@ class Simulated:
         curve: what sharing and spreading do to a unit's time, truly; that of a table goes before it. Beyond its end it
             goes on by its last ratio. Where it has one entry alone, p trials take p times as long, and more devices
             gain nothing.
+        curves: those of trials of one signature on a device type, by both, which go before ``curve``; where there are
+            any, trials of several signatures on a device take turns.
         speeds: how many times as fast a device type is; 1 where nothing is said.
         start: seconds from a trial's placement until its first unit begins.
         stop: seconds from the end of the unit after which a trial leaves until it has left, its state saved.
@@ -50,6 +52,7 @@ class Simulated:
     type: str = "simulated"
     memory: int = 16 * GIB
     curve: Curve = field(default_factory=Curve)
+    curves: Mapping[tuple[str, str], Curve] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=dict)
     start: float = 0.0
     stop: float = 0.0
@@ -86,6 +89,10 @@ class Simulated:
             return list(self.devices)
         places = [divmod(i, self.per_node) for i in range(self.devices)]
         return [Device(f"node {n}/device {i}", self.type, self.memory, f"node {n}") for n, i in places]
+
+    def curve_of(self, signature: str, device: Device | None) -> Curve:
+        """What is true of a signature's trials on a device."""
+        return self.curve if device is None else self.curves.get((signature, device.type), self.curve)
 
     def saves(self, unit: int, budget: int) -> bool:
         """Whether a trial writes a state with the report of a unit."""

@@ -86,7 +86,7 @@ def study_facts(study: Path, history: History) -> dict[str, Any]:
         "state_bytes": sum(_size(file) for file in (study / "states").glob("*")),
         "model": str(study / "best.pt") if (study / "best.pt").is_file() else None,
         "modes": dict(Counter(history.mode_of.values())),
-        "measured": [vars(measured) for measured in history.measured.values()],
+        "measured": [{**vars(one), "type": type} for (_, type), one in history.measured.items()],
     }
 
 

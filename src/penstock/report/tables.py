@@ -98,18 +98,22 @@ def study_summary(facts: dict[str, Any]) -> RenderableType:
 
 
 def measured(facts: dict[str, Any]) -> RenderableType | None:
-    """How trials share devices, one row for each signature that was measured: the way, how many together, and why."""
+    """How trials share devices, one row for each signature and device type: the way, how many together, and why."""
     if not facts["measured"]:
         return None
+    several = len({one["type"] for one in facts["measured"] if one["type"]}) > 1
     table = _table()
     table.add_column("signature", no_wrap=True)
+    if several:
+        table.add_column("device", no_wrap=True)
     table.add_column("way", no_wrap=True)
     table.add_column("at most", justify="right", style="bold", no_wrap=True)
     table.add_column("because", overflow="fold")
     for one in facts["measured"][:MEASURED]:
-        table.add_row(one["signature"][:8], one["way"], str(one["size"]), one["reason"])
+        where = [one["type"]] if several else []
+        table.add_row(one["signature"][:8], *where, one["way"], str(one["size"]), one["reason"])
     if (more := len(facts["measured"]) - MEASURED) > 0:
-        table.add_row("", "", "", Text(f"and {more} more: see --json", style="dim"))
+        table.add_row(*[""] * (3 + several), Text(f"and {more} more: see --json", style="dim"))
     return table
 
 

@@ -10,7 +10,7 @@ from html import escape
 from penstock.events import Event
 from penstock.report.bars import CHAR, MANY, Lane, Scale, bars
 from penstock.report.format import clock
-from penstock.timeline import Row, Span, available, busy_spans, measure, timeline
+from penstock.timeline import Row, Span, busy_spans, measure
 
 WIDTH = 1000.0  # pixels, of the whole picture
 RIGHT = 972.0  # where the lanes end: half a label of the axis has room beside them
@@ -21,7 +21,6 @@ SLICES = 900  # of the time, in that chart
 STYLE = """
 .penstock{font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;font-variant-numeric:tabular-nums}
 .penstock .right{text-anchor:end}.penstock .mid,.penstock .number{text-anchor:middle}
-.penstock .title{font-size:15px;font-weight:600}
 .penstock .node{font-weight:600;paint-order:stroke;stroke:#fff;stroke-width:4px}
 .penstock .number{font-size:10px;fill:#111;pointer-events:none}.penstock .light{fill:#fff}
 .penstock .paper{fill:#fff}.penstock .ink{fill:#1f2430}.penstock .dim{fill:#6b7280}
@@ -36,11 +35,6 @@ HATCH = (
     '<pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<rect class="calm" width="6" height="6"/><rect class="hatch" width="1.6" height="6"/></pattern>'
 )
-
-
-def picture(events: Sequence[Event], title: str = "") -> str:
-    """The timeline of a study's log, as SVG."""
-    return draw(timeline(events), devices=available(events), until=end(events), title=title)
 
 
 def end(events: Iterable[Event]) -> float:
@@ -60,7 +54,7 @@ def figures(rows: Sequence[Row], devices: Mapping[str, Sequence[Span]], until: f
     return {**facts, "utilisation": f"{busy.fraction:.0%}"} if busy.available > 0 else facts
 
 
-def draw(rows: Sequence[Row], *, devices: Mapping[str, Sequence[Span]], until: float, title: str = "") -> str:
+def draw(rows: Sequence[Row], *, devices: Mapping[str, Sequence[Span]], until: float) -> str:
     """A self-contained SVG of who was on which device when, for light and dark backgrounds alike.
 
     Trials that share a device divide its lane by their shares (Fluid, figure 5); hatched is what nobody had of a device
@@ -77,9 +71,6 @@ def draw(rows: Sequence[Row], *, devices: Mapping[str, Sequence[Span]], until: f
     labels = [_label(name, nodes) for name in shown]
     scale = Scale(26 + CHAR * max(8, len(more), *map(len, labels), 0), RIGHT, until if until > 0 else 1.0)
     y, parts, legend = 10.0, [], {}
-    if title:
-        parts.append(f'<text class="ink title" x="16" y="24">{escape(title)}</text>')
-        y = 34.0
     if not rows:
         parts.append(f'<text class="dim" x="16" y="{y + 16:g}">No trial has been placed on a device yet.</text>')
         y += 26
@@ -100,8 +91,7 @@ def draw(rows: Sequence[Row], *, devices: Mapping[str, Sequence[Span]], until: f
     height = round(y + 42)
     size = f'viewBox="0 0 {WIDTH:g} {height}" width="{WIDTH:g}" height="{height}"'
     head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="penstock" {size} role="img" '
-        f'aria-label="{escape(title or "Timeline")}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="penstock" {size} role="img" aria-label="Timeline">',
         f"<style>{STYLE}</style><defs>{HATCH}</defs>",
         f'<rect class="paper" width="{WIDTH:g}" height="{height}"/>',
     ]

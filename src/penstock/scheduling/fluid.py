@@ -6,10 +6,12 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, View
+from penstock.scheduling.mixed import by_type
 from penstock.scheduling.packing import Space, divide, everywhere, largest_remainder, refuse_impossible
 from penstock.scheduling.speed import Speed
 
 
+@by_type
 def static_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
     """Give trials that arrive shares of the idle devices in proportion to their runtimes: algorithm 1.
 
@@ -20,6 +22,7 @@ def static_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list[
     return _arrive(view, demands, speed, {})
 
 
+@by_type
 def dynamic_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
     """As ``static_fluid``; and where nobody waits and something is free, resize those that run: algorithm 2.
 

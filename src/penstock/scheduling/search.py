@@ -119,7 +119,7 @@ def _near(
     for job in late:
         rest = [other for other in order if other != job]
         for place, other in enumerate(order):
-            if other != job and jobs[other].demand.priority == jobs[job].demand.priority:
+            if other != job:
                 yield given, [*rest[:place], job, *rest[place:]]
     for job in late:
         for other in late:

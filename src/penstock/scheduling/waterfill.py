@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, View
 from penstock.scheduling.foresight import FEW, SMALL, look_ahead, rebalance
+from penstock.scheduling.mixed import by_type
 from penstock.scheduling.packing import Part, Space, divide, everywhere, refuse_impossible
 from penstock.scheduling.planning import Option, options
 from penstock.scheduling.speed import Speed
@@ -20,6 +21,7 @@ ENOUGH = 8  # devices for each trial that waits, of many
 PATIENCE = 256  # askings by which a trial may be overtaken, if not more wait
 
 
+@by_type
 def waterfill(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
     """Give every trial the least that lets all end by the earliest time possible, and start who starts now.
 
@@ -104,7 +106,12 @@ def _start_part(view: View, part: Part, beyond: int, speed: Speed) -> tuple[list
     opened = any(demand.open for demand in part.demands)
     if beyond or opened or len(part.demands) > FEW or len(view.devices) > SMALL:
         return _fill_up(space, part.demands, beyond, len(view.devices), speed), space
-    made = look_ahead(_of(view, part), part.demands, speed)
+    here, made = _of(view, part), list[Assignment]()
+    for priority in sorted({demand.priority for demand in part.demands}, reverse=True):
+        ours = [demand for demand in part.demands if demand.priority == priority]
+        started = look_ahead(here, ours, speed)
+        here = _with(here, started, ours)
+        made += started
     _carry_out(space, made, part.demands)
     return made, space
 
