@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test test-gpu check bench docs clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -16,6 +16,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# On a machine with a GPU: kernels run there, and not in Triton's interpreter.
+test-gpu: $(READY)
+	$(BIN)/python -m pytest tests/training
 
 check: $(READY)
 	$(BIN)/ruff check .

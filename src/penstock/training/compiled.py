@@ -9,7 +9,8 @@ once on the device and replayed, which spares the launching of its kernels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,6 +52,26 @@ class Inputs:
             keys,
             numbers,
         )
+
+    def part(self, first: int, last: int, shared: bool) -> Inputs:
+        """What the gradients of some of these rows are computed from."""
+
+        def cut(leaf: Any) -> Any:
+            return leaf[first:last] if isinstance(leaf, torch.Tensor) else leaf
+
+        names = ["rows", "others", "buffers", "keys", "numbers", *([] if shared else ["batch"])]
+        return Inputs(**vars(self) | {name: tree_map(cut, getattr(self, name)) for name in names})
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Put back afterwards whatever a step writes."""
+        written = [*self.rows, *self.buffers.values(), *(tensor for part in self.state for tensor in part.values())]
+        before = [tensor.clone() for tensor in written]
+        try:
+            yield
+        finally:
+            for tensor, value in zip(written, before, strict=True):
+                tensor.copy_(value)
 
     def leaves(self) -> tuple[list[Any], Any]:
         """The tensors in one list, and the way back."""
@@ -136,23 +157,20 @@ class CapturedStep(FastStep):
         )
         self._addresses = _addresses(inputs)
         run = partial(self._train, *self._tensors(self._own)) if step is None else partial(step, self._own)
-        written = [*inputs.rows, *inputs.buffers.values(), *(t for part in inputs.state for t in part.values())]
-        before = [tensor.clone() for tensor in written]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.cuda.stream(stream):
-                run()
-                run()  # what allocates or chooses kernels does so before the recording
-            torch.cuda.current_stream().wait_stream(stream)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._losses = run()
-        finally:
-            way.release()
-            torch.cuda.synchronize()
-            for tensor, value in zip(written, before, strict=True):
-                tensor.copy_(value)
+        with inputs.unchanged():
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            try:
+                with torch.cuda.stream(stream):
+                    run()
+                    run()  # what allocates or chooses kernels does so before the recording
+                torch.cuda.current_stream().wait_stream(stream)
+                self._graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self._graph):
+                    self._losses = run()
+            finally:
+                way.release()
+                torch.cuda.synchronize()
 
     def takes(self, inputs: Inputs) -> bool:
         return super().takes(inputs) and _addresses(inputs) == self._addresses
@@ -185,12 +203,27 @@ def agree(step: FastStep, inputs: Inputs) -> None:
 
 def train(way: Way, task: Task, flats: Sequence[Flat], inputs: Inputs, shared: bool) -> torch.Tensor:
     """One training step of all trials, in place; gives their losses."""
+    losses, grads = gradients(way, task, flats, inputs, shared, task.precision == "bf16")
+    with torch.no_grad():
+        if task.clip_grad_norm is not None:
+            clip_rows(grads, task.clip_grad_norm)
+        for flat, rows, gradient, state, c in zip(
+            flats, inputs.rows, grads, inputs.state, inputs.coefficients, strict=True
+        ):
+            assert flat.step is not None
+            flat.step.update(rows, gradient, state, c)
+    return losses
+
+
+def gradients(
+    way: Way, task: Task, flats: Sequence[Flat], inputs: Inputs, shared: bool, mixed: bool
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The losses of all trials, and the gradients of each flat's rows."""
     with torch.enable_grad():
         views = [view for flat, rows in zip(flats, inputs.rows, strict=True) for view in flat.views(rows.detach())]
         params = {name: view.detach().requires_grad_() for name, view in views}
         trained = list(params.values())
         params.update(inputs.others)
-        mixed = task.precision == "bf16"
         way.train()
         with torch.autocast(inputs.rows[0].device.type, torch.bfloat16, enabled=mixed):
             losses: torch.Tensor = way.run(
@@ -198,22 +231,15 @@ def train(way: Way, task: Task, flats: Sequence[Flat], inputs: Inputs, shared: b
             )
         grads = iter(torch.autograd.grad(losses.sum(), trained))
     with torch.no_grad():
-        flat_grads = []
+        made = []
         for flat in flats:
             pieces = []
             for _, gap in flat.lengths():
                 pieces.append(next(grads).reshape(len(losses), -1))
                 if gap:
                     pieces.append(pieces[-1].new_zeros(len(losses), gap))
-            flat_grads.append(torch.cat(pieces, 1))
-        if task.clip_grad_norm is not None:
-            clip_rows(flat_grads, task.clip_grad_norm)
-        for flat, rows, gradient, state, c in zip(
-            flats, inputs.rows, flat_grads, inputs.state, inputs.coefficients, strict=True
-        ):
-            assert flat.step is not None
-            flat.step.update(rows, gradient, state, c)
-    return losses.detach()
+            made.append(torch.cat(pieces, 1))
+    return losses.detach(), made
 
 
 def _copy(leaf: Any) -> Any:

@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
+from penstock.task import Task
 from penstock.training.compiled import CapturedStep, CompiledStep, FastStep, Inputs, agree
+from penstock.training.kernels.agreement import check
+from penstock.training.kernels.choice import available, kernels
 
 COMPILING = 60.0  # seconds that compiling takes, until it was measured
 SAVED = 0.25  # the share of a step that compiling saves, until it was measured
@@ -42,14 +45,17 @@ class Speeding:
         recipe, began = self.recipe, time.perf_counter()
         step: FastStep
         try:
-            if wanted == "compiled":
-                step = CompiledStep(recipe.way, trial.task, flats, inputs, shared)
-                agree(step, inputs)
-                recipe.compiling = (time.perf_counter() - began, (recipe.compiling or (0.0, SAVED))[1])
-                if recipe.capturable and inputs.rows[0].is_cuda:
-                    step = CapturedStep(recipe.way, trial.task, flats, inputs, shared, step)
-            else:
-                step = CapturedStep(recipe.way, trial.task, flats, inputs, shared)
+            if wanted == "compiled" and recipe.kernels is None:
+                recipe.kernels = self._with_kernels(inputs, shared, trial.task, flats)
+            with kernels(bool(recipe.kernels)):
+                if wanted == "compiled":
+                    step = CompiledStep(recipe.way, trial.task, flats, inputs, shared)
+                    agree(step, inputs)
+                    recipe.compiling = (time.perf_counter() - began, (recipe.compiling or (0.0, SAVED))[1])
+                    if recipe.capturable and inputs.rows[0].is_cuda:
+                        step = CapturedStep(recipe.way, trial.task, flats, inputs, shared, step)
+                else:
+                    step = CapturedStep(recipe.way, trial.task, flats, inputs, shared)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -62,6 +68,24 @@ class Speeding:
             return None
         return step
 
+    def _with_kernels(self, inputs: Inputs, shared: bool, task: Task, flats: Any) -> bool:
+        """Whether Penstock's own kernels make the step faster, with gradients as good as torch's."""
+        way = self.recipe.way
+        if way.name != "native" or not available(inputs.rows[0].device):
+            return False
+        try:
+            check(way, task, flats, inputs, shared)
+            seconds = {}
+            for wanted in (False, True):
+                with kernels(wanted), inputs.unchanged():
+                    seconds[wanted] = _seconds(CapturedStep(way, task, flats, inputs, shared), inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self.recipe.refusals.append(f"kernels: {(str(error).strip().splitlines() or [type(error).__name__])[0]}")
+            return False
+        return seconds[True] < seconds[False]
+
     def timed(self, pace: float) -> bool:
         """Take the pace of the faster step; whether it is one."""
         if self.pace is None:
@@ -69,3 +93,15 @@ class Speeding:
         if self.recipe.compiling is not None:
             self.recipe.compiling = (self.recipe.compiling[0], max(0.0, 1 - pace / self.pace))
         return pace <= self.pace
+
+
+def _seconds(step: FastStep, inputs: Inputs) -> float:
+    """The least time of a few steps."""
+    times = []
+    for _ in range(TIMED):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        step(inputs)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return min(times)

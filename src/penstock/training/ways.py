@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 import penstock.training.operators  # noqa: F401  registers the rules of the native way
 from penstock.training.keyed import Keyed
 from penstock.training.masks import StepKeys, base, keep, rate
+from penstock.training.operators.normalized import waiting
 from penstock.training.stacked import Stacked, Unfusable
 from penstock.trial import Config
 
@@ -180,14 +181,15 @@ class Native(Way):
             site.value = Stacked(value, 0)
         given = batch if shared else tree_map(_stacked, batch)
         training = self.template.training
-        if keys is None and (training or not self._sites):  # a mode would cost a small model a tenth of its step
-            made = function(self.template, given, self.config)
-        else:  # the mode knows that rates which differ do nothing in evaluation
-            lo, hi = (0, 0) if keys is None else (keys[:, 0], keys[:, 1])
-            drawing = Keyed(BundleKeys(lo, hi) if training else NoKeys(lo, hi))
-            with drawing:
+        with waiting():
+            if keys is None and (training or not self._sites):  # a mode would cost a small model a tenth of its step
                 made = function(self.template, given, self.config)
-            self._drew(drawing)
+            else:  # the mode knows that rates which differ do nothing in evaluation
+                lo, hi = (0, 0) if keys is None else (keys[:, 0], keys[:, 1])
+                drawing = Keyed(BundleKeys(lo, hi) if training else NoKeys(lo, hi))
+                with drawing:
+                    made = function(self.template, given, self.config)
+                self._drew(drawing)
         return tree_map(lambda out: _in_front(out, trials), made)
 
     def release(self) -> None:

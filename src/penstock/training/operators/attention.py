@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from penstock.training.kernels.choice import wanted
 from penstock.training.keyed_attention import multi_head_attention
 from penstock.training.masks import StepKeys
 from penstock.training.stacked import Stacked, refusal, rule
@@ -38,7 +39,11 @@ def attention(
         # A mask that is the same in the whole batch is left to torch to broadcast.
         same = not isinstance(mask, Stacked) and math.prod(mask.shape[:-3]) == 1
         mask = mask.reshape(mask.shape[-3:]) if same else _fold(mask, trials, batch)
-    made = _in_parts(func, folded, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    made = None
+    if mask is None and wanted(folded[0]):
+        made = _by_kernel(folded, is_causal, scale)
+    if made is None:
+        made = _in_parts(func, folded, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     return Stacked(made.reshape(trials, *batch, *made.shape[1 if query.ndim > 2 else 2 :]))
 
 
@@ -47,6 +52,17 @@ def _fold(x: Any, trials: int, batch: torch.Size) -> torch.Tensor:
     inner = x.moved(0) if isinstance(x, Stacked) else x.unsqueeze(0)
     own = (1,) * (2 + len(batch) + 1 - x.ndim) + tuple(x.shape)
     return inner.reshape(-1, *own).expand(trials, *batch, *own[-3:]).flatten(0, len(batch))
+
+
+def _by_kernel(folded: list[torch.Tensor], causal: bool, scale: float | None) -> torch.Tensor | None:
+    """By Penstock's own kernel, where it takes such sizes."""
+    from penstock.training.kernels.attention import attention, takes
+
+    device = folded[0].device.type
+    if torch.is_autocast_enabled(device):
+        folded = [x.to(torch.get_autocast_dtype(device)) for x in folded]
+    q, k, v = folded
+    return attention(q, k, v, causal, scale) if takes(q, k, v, None, 0.0) else None
 
 
 def _in_parts(func: Any, folded: list[torch.Tensor], mask: torch.Tensor | None, **options: Any) -> torch.Tensor:

@@ -14,7 +14,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.functional import pad
 
+from penstock.training.kernels.choice import wanted
 from penstock.training.operators.channelwise import into_batch, into_channels, out_of_batch, out_of_channels
+from penstock.training.operators.normalized import inside, outside
 from penstock.training.stacked import Stacked, name_of, rule
 
 
@@ -55,6 +57,8 @@ def _convolve(func: Any, x: Any, weight: Any, bias: Any, groups: int, options: d
         return Stacked(made.whole.squeeze(1 - made.at), 0)
     if not isinstance(weight, Stacked):
         return _shared_weight(func, x, weight, bias, groups, options)
+    if (own := _by_kernel(name_of(func), x, weight, bias, groups, options)) is not None:
+        return own
     trials = weight.trials
     if bias is not None:
         bias = bias.moved(0).flatten() if isinstance(bias, Stacked) else bias.repeat(trials)
@@ -74,6 +78,35 @@ def _convolve(func: Any, x: Any, weight: Any, bias: Any, groups: int, options: d
             return out_of_channels(_halving(folded, weight, bias), trials)
     made = func(folded, weight.moved(0).flatten(0, 1), bias, **options, groups=trials * groups)
     return out_of_channels(made, trials)
+
+
+def _by_kernel(name: str, x: Any, weight: Stacked, bias: Any, groups: int, options: dict[str, Any]) -> Stacked | None:
+    """By Penstock's own kernels, where they are wanted and there is one."""
+    single = groups == x.shape[1] == weight.shape[0] and groups > 1  # every channel has a filter of its own
+    if name != "conv2d" or not (groups == 1 or single) or not wanted(weight) or isinstance(options["padding"], str):
+        return None
+    from penstock.training.kernels.depthwise import depthwise
+    from penstock.training.kernels.geometry import Geometry
+    from penstock.training.kernels.weighing import convolution
+
+    images = inside(x) if isinstance(x, Stacked) else x.permute(0, 2, 3, 1).unsqueeze(0)
+    weights, own = weight.moved(0), images
+    if torch.is_autocast_enabled(x.device.type):
+        images, weights = (v.to(torch.get_autocast_dtype(x.device.type)) for v in (images, weights))
+    stride, padding, dilation = (_pair(value) for value in options.values())
+    height, width = x.shape[2:]
+    down, across = weights.shape[3:]
+    geometry = Geometry.of((height, width), (down, across), stride, padding, dilation)
+    if single:
+        convolved = depthwise(images.expand(len(weights), *images.shape[1:]), weights.flatten(2).mT, geometry)
+    else:
+        convolved, again = convolution(images, weights, geometry)
+        if isinstance(x, Stacked) and x.at == 0 and images is own and images.requires_grad:
+            x.whole = outside(again)  # for whoever reads it next: the kernel adds up the gradients
+    if bias is not None:
+        each = bias.moved(0).unsqueeze(1) if isinstance(bias, Stacked) else bias
+        convolved = convolved + each.to(convolved.dtype).reshape(-1, 1, 1, 1, convolved.shape[-1])
+    return Stacked(outside(convolved), 0)
 
 
 def _shared_weight(func: Any, x: Any, weight: Any, bias: Any, groups: int, options: dict[str, Any]) -> Stacked:

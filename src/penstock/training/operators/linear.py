@@ -18,6 +18,28 @@ def rows(x: torch.Tensor, trials: int) -> torch.Tensor:
     return flat.expand(trials, -1, -1)
 
 
+class _Product(torch.autograd.Function):
+    """x · wᵀ, whose gradient of w lies as w does: an optimizer's step then reads both in the order of memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return torch.bmm(x, w.mT)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        of_x, of_w = ctx.needs_input_grad
+        return torch.bmm(grads[0], w) if of_x else None, torch.bmm(grads[0].mT, x) if of_w else None
+
+
+def _by_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:  # it does not reach into a Function
+        x, w = (value.to(torch.get_autocast_dtype(x.device.type)) for value in (x, w))
+    made: torch.Tensor = _Product.apply(x, w)  # type: ignore[no-untyped-call]
+    return made
+
+
 @rule("linear")
 def linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
     """A weight per trial is one ``baddbmm``; a shared weight is the plain function."""
@@ -29,7 +51,12 @@ def linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
     if w.ndim == 2:  # a weight without a row for each output
         w = w.unsqueeze(1)
     x2 = rows(x, trials)
-    if isinstance(bias, Stacked):
+    if x2.is_cuda and w.requires_grad:
+        made = _by_product(x2, w)
+        if bias is not None:
+            own = bias.moved(0).unsqueeze(1) if isinstance(bias, Stacked) else bias
+            made = made + own.to(made.dtype)
+    elif isinstance(bias, Stacked):
         made = torch.baddbmm(bias.moved(0).unsqueeze(1), x2, w.transpose(1, 2))
     elif bias is not None:
         made = torch.baddbmm(bias.expand(trials, 1, -1), x2, w.transpose(1, 2))

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from penstock.training.kernels.choice import wanted
 from penstock.training.operators.channelwise import into_batch, into_channels, out_of_batch, out_of_channels
+from penstock.training.operators.normalized import Normalized, Parts, inside, settle
 from penstock.training.stacked import Stacked, name_of, refusal, rule
 
 _ORDER = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
@@ -36,6 +38,8 @@ def _by_channel(
     running = [stat for stat in (mean, var) if training and stat is not None]
     if not all(isinstance(stat, Stacked) for stat in running):
         raise refusal(name, "it updates running statistics that the trials share")
+    if name == "batch_norm" and training and x.ndim == 4 and x.at == 0 and wanted(x):
+        return _by_kernel(x, mean, var, weight, bias, momentum, eps)
     mean, var, weight, bias = (_flat(value, trials) for value in (mean, var, weight, bias))
     written, own_momentum, own_eps = (mean, var), _own(momentum), _own(eps)
     if running and own_momentum is not None:  # the statistics of this batch alone come out, to be weighed per trial
@@ -53,6 +57,30 @@ def _by_channel(
             if not stat.moved(0).is_contiguous():  # then what was written is a copy
                 stat.moved(0).copy_(flat.view(trials, -1))
     return out_of_channels(made, trials)
+
+
+def _by_kernel(x: Stacked, mean: Any, var: Any, weight: Any, bias: Any, momentum: Any, eps: Any) -> Stacked:
+    """BatchNorm in training by Penstock's own kernel, with what follows it."""
+    channels = x.shape[1]
+    count = x.shape.numel() // channels
+    if count == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+    own_momentum, own_eps = _own(momentum), _own(eps)
+    settle(mean)
+
+    @torch.no_grad()
+    def keep(stats: torch.Tensor) -> None:
+        part = momentum if own_momentum is None else own_momentum.to(stats.dtype).unsqueeze(1)
+        for stat, new in ((mean, stats[:, 0]), (var, stats[:, 1] * (count / (count - 1)))):
+            stat.moved(0).copy_(stat.moved(0) * (1 - part) + new.to(stat.dtype) * part)
+
+    like = x.whole.new_ones(x.trials, channels, dtype=torch.promote_types(x.dtype, torch.float32))
+    weight, bias = (
+        none if value is None else value.moved(0) if isinstance(value, Stacked) else value.expand(x.trials, -1)
+        for value, none in ((weight, like), (bias, torch.zeros_like(like)))
+    )
+    each = torch.full_like(like[:, 0], eps) if own_eps is None else own_eps.to(like.dtype)
+    return Normalized(Parts(inside(x), weight, bias, each), mean, None if mean is None else keep)
 
 
 def _by_steps(

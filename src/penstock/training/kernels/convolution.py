@@ -1,0 +1,167 @@
+"""Convolutions of all trials at once, each trial with weights of its own and few channels.
+
+Images lie as [trials, examples, height, width, channels], so that a trial's are one piece of memory; those of a batch
+that the trials share are there once, [1, examples, …]. A convolution is a product of patches and weights: the patches,
+[examples × blocks, places × channels], are gathered while the product is computed and never written (an implicit GEMM).
+The input's gradient is a convolution too, of the output's gradient with the weights turned around.
+
+The programs of the kernels belong to one trial each (or, where the images are shared, to several trials, which are then
+columns of one product): no trial's number is ever multiplied with another's, not even by zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from penstock.training.kernels.choice import exact, runs
+from penstock.training.kernels.geometry import Geometry
+from penstock.training.kernels.patches import cut, load_patches, places_made, spread
+from penstock.training.kernels.tuning import Blocks, tuned
+
+
+@triton.jit
+def _convolve(
+    x, w, y, addend, M, F, x_step, y_step,
+    C: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SHARED: tl.constexpr, EXACT: tl.constexpr,
+    ADD: tl.constexpr,
+    H0: tl.constexpr, H1: tl.constexpr, O0: tl.constexpr, O1: tl.constexpr, G0: tl.constexpr, G1: tl.constexpr,
+    B0: tl.constexpr, B1: tl.constexpr, T1: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """y[trial, m, n] = Σ_k patch[m, k] · w[trial, k, n]; where the images are shared, columns run on over trials."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    columns: tl.constexpr = N * B0 * B1
+    if SHARED:
+        trial = (n // columns).to(tl.int64)
+        n = n % columns
+        known = trial < F
+    else:
+        trial = tl.program_id(2).to(tl.int64)
+        known = n < columns
+        x += trial * x_step
+    w += trial * (K * columns) + n
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in tl.range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        a = load_patches(x, m, k, M, C, K, H0, H1, G0, G1, T1, S0, S1, P0, P1, D0, D1)
+        b = tl.load(w[None, :] + (k * columns)[:, None], mask=(k < K)[:, None] & known[None, :], other=0.0)
+        total = tl.dot(a, b, total, input_precision="ieee" if EXACT else "tf32")
+    at, there = places_made(m, n, M, N, O0, O1, G0, G1, B0, B1)
+    there = there & known[None, :]
+    if SHARED:
+        at += (trial * y_step)[None, :]
+    else:
+        at += trial * y_step
+    if ADD:
+        total += tl.load(addend + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=there)
+
+
+def convolve_by(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    geometry: Geometry,
+    addend: torch.Tensor | None,
+    turned: bool,
+    blocks: Blocks,
+) -> torch.Tensor:
+    """``convolve`` by given block sizes."""
+    trials, examples, shared = len(w), x.shape[1], len(x) < len(w)
+    channels, made = w.shape[2:] if not turned else (w.shape[3], w.shape[2])
+    by = cut(geometry, channels, made, blocks["B0"], blocks["B1"], x.device)
+    y = x.new_empty(trials, examples, *geometry.made, made)
+    m = examples * by.blocks
+    across = triton.cdiv(trials * by.columns if shared else by.columns, blocks["BN"])
+    _convolve[triton.cdiv(m, blocks["BM"]), across, 1 if shared else trials](
+        x, spread(w, by, x.dtype, turned), y, y if addend is None else addend, m, trials,
+        0 if shared else x.stride(0), y.stride(0), SHARED=shared, EXACT=exact(), ADD=addend is not None,
+        **by.constants, **{name: n for name, n in blocks.items() if name not in ("B0", "B1")},
+    )  # fmt: skip
+    return y
+
+
+def _candidates(geometry: Geometry, channels: int, made: int, shared: bool) -> list[Blocks]:
+    """Blocks of about 64 columns, which a tensor core has work with."""
+    if shared:  # the columns of several trials are multiplied with the same patches
+        common = Blocks(B0=1, B1=1, BN=64, BK=32, num_warps=4, num_stages=3)
+        return [common | Blocks(BM=256), common | Blocks(BM=64)]
+    (up, over), rounded = geometry.up, triton.next_power_of_2(max(8, made))
+    if max(up, over) > 1:
+        down, across = up, max(over, 64 // (up * made))
+    elif geometry.stride == (1, 1) and max(geometry.taps) > 1:
+        down, across = {8: (2, 4), 16: (2, 2), 32: (1, 2)}.get(rounded, (1, 1))
+    else:
+        down = across = 1
+    columns = min(128, triton.next_power_of_2(made * down * across))
+    narrow = down * across == 1 and channels <= 8  # two places of a patch at a time
+    common = Blocks(B0=down, B1=across, BN=columns, BK=16 if narrow else 32, num_warps=4)
+    if columns == 128:
+        return [common | Blocks(BM=128, num_warps=8, num_stages=3), common | Blocks(BM=64, num_stages=3)]
+    return [common | Blocks(BM=256, num_stages=3), common | Blocks(BM=128, num_stages=4)]
+
+
+@torch.library.custom_op(
+    "penstock::convolve",
+    mutates_args=(),
+    schema="(Tensor x, Tensor w, int[] geometry, Tensor? addend, bool turned) -> Tensor",
+)
+def convolve(
+    x: torch.Tensor, w: torch.Tensor, geometry: list[int], addend: torch.Tensor | None, turned: bool
+) -> torch.Tensor:
+    """Images convolved with each trial's weights, [trials, taps, channels, outputs], plus an addend.
+
+    ``turned`` takes the weights of the way there for the way back.
+    """
+    if not runs(x):
+        return convolve_twin(x, w, geometry, addend, turned)
+    x, where = x.contiguous(), Geometry.from_flat(geometry)
+    given = (x, w, where, None if addend is None else addend.contiguous(), turned)
+    made, shared = w.shape[2 if turned else 3], len(x) < len(w)
+    blocks = tuned(
+        ("convolve", x.dtype, exact(), *geometry, x.shape[-1], made, shared, min(64, len(w))),
+        lambda: _candidates(where, x.shape[-1], made, shared),
+        lambda blocks: convolve_by(*given, blocks),
+    )
+    return convolve_by(*given, blocks)
+
+
+@convolve.register_fake
+def _(x: torch.Tensor, w: torch.Tensor, geometry: list[int], addend: Any, turned: bool) -> torch.Tensor:
+    return x.new_empty(len(w), x.shape[1], geometry[2], geometry[3], w.shape[2 if turned else 3])
+
+
+# The twin
+
+
+def patches_twin(x: torch.Tensor, geometry: list[int]) -> torch.Tensor:
+    """[trials, examples, height, width, taps, channels]: the patches, written out."""
+    where = Geometry.from_flat(geometry)
+    for dim, up in enumerate(where.up, 2):
+        if up > 1:
+            x = torch.stack([x, *[torch.zeros_like(x)] * (up - 1)], dim + 1).flatten(dim, dim + 1)
+    span = [(n - 1) * s + (t - 1) * d + 1 for n, s, t, d in
+            zip(where.made, where.stride, where.taps, where.dilation, strict=True)]  # fmt: skip
+    far = [max(0, n - p - size) for n, p, size in zip(span, where.padding, x.shape[2:4], strict=True)]
+    near = [max(0, p) for p in where.padding]
+    x = torch.nn.functional.pad(x, (0, 0, near[1], far[1], near[0], far[0]))
+    taps = []
+    for i in range(where.taps[0]):
+        for j in range(where.taps[1]):
+            a, b = (max(0, -p) + t * d for p, t, d in zip(where.padding, (i, j), where.dilation, strict=True))
+            rows = x[:, :, a : a + (where.made[0] - 1) * where.stride[0] + 1 : where.stride[0]]
+            taps.append(rows[:, :, :, b : b + (where.made[1] - 1) * where.stride[1] + 1 : where.stride[1]])
+    return torch.stack(taps, 4)
+
+
+def convolve_twin(
+    x: torch.Tensor, w: torch.Tensor, geometry: list[int], addend: torch.Tensor | None, turned: bool
+) -> torch.Tensor:
+    weights = (w.flip(1).transpose(2, 3) if turned else w).to(x.dtype)
+    y = torch.einsum("fnhwtc,ftco->fnhwo", patches_twin(x.expand(len(w), -1, -1, -1, -1), geometry), weights)
+    return (y if addend is None else y + addend).contiguous()

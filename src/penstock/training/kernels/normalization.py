@@ -1,0 +1,319 @@
+"""BatchNorm of all trials at once, with the residual and the activation that follow it.
+
+Images lie as in ``convolution``; for a trial they are [places, channels] here. Forward: the moments of each channel,
+then one pass that scales, shifts, adds the residual and activates. Backward: one pass that sums what the moments'
+gradients need, and one that gives the gradient of the images. What an activation lets through is computed again from
+the images, or read off the result where there is a residual. Each pass is at nine tenths of a copy's bandwidth on an
+H200; one kernel for both passes of a way, whose programs wait for one another, was tried and is slower.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from penstock.training.kernels.choice import runs
+from penstock.training.kernels.moments import moments, parts_of, sizes
+
+ACTIVATIONS = {"relu": 1, "relu6": 2}
+
+
+@triton.jit
+def _passes(z, ACT: tl.constexpr):
+    """Whether the activation lets a gradient through."""
+    return (z > 0) if ACT == 1 else (z > 0) & (z < 6)
+
+
+@triton.jit
+def _normalize(
+    y, mean, scale, bias, residual, out, R, C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, RES: tl.constexpr,
+    BR: tl.constexpr,
+):  # fmt: skip
+    """out = activation((y - mean) · scale + bias + residual)"""
+    trial = tl.program_id(1)
+    c = tl.arange(0, CP)
+    r = tl.program_id(0) * BR + tl.arange(0, BR)
+    there = (r < R)[:, None] & (c < C)[None, :]
+    at = trial.to(tl.int64) * R * C + (r * C)[:, None] + c[None, :]
+    center = tl.load(mean + trial * C + c, mask=c < C, other=0.0)
+    a = tl.load(scale + trial * C + c, mask=c < C, other=0.0)
+    b = tl.load(bias + trial * C + c, mask=c < C, other=0.0)
+    value = tl.load(y + at, mask=there, other=0.0).to(tl.float32)
+    z = (value - center[None, :]) * a[None, :] + b[None, :]
+    if RES:
+        z += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
+    if ACT > 0:
+        z = tl.where(z < 0, 0.0, z)  # NaN stays
+    if ACT == 2:
+        z = tl.where(z > 6, 6.0, z)
+    tl.store(out + at, z.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _reduce(
+    d, y, made, g, mean, scale, bias, out, R,
+    C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, RES: tl.constexpr,
+    PARTS: tl.constexpr, EACH: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """out[trial, part] = Σ g and Σ g · (y - mean), where g is what the activation lets through of d; kept if RES."""
+    trial, part = tl.program_id(1), tl.program_id(0)
+    c = tl.arange(0, CP)
+    center = tl.load(mean + trial * C + c, mask=c < C, other=0.0)
+    a = tl.load(scale + trial * C + c, mask=c < C, other=0.0)
+    b = tl.load(bias + trial * C + c, mask=c < C, other=0.0)
+    base = trial.to(tl.int64) * R * C
+    sums = tl.zeros((BR, CP), dtype=tl.float32)
+    products = tl.zeros((BR, CP), dtype=tl.float32)
+    for block in range(0, EACH):
+        r = (part * EACH + block) * BR + tl.arange(0, BR)
+        there = (r < R)[:, None] & (c < C)[None, :]
+        at = base + (r * C)[:, None] + c[None, :]
+        value = tl.load(y + at, mask=there, other=0.0).to(tl.float32) - center[None, :]
+        grad = tl.load(d + at, mask=there, other=0.0).to(tl.float32)
+        if ACT > 0:
+            z = tl.load(made + at, mask=there, other=0.0).to(tl.float32) if RES else value * a[None, :] + b[None, :]
+            grad = tl.where(_passes(z, ACT), grad, 0.0)
+        if RES:
+            tl.store(g + at, grad.to(g.dtype.element_ty), mask=there)
+        sums += grad
+        products += tl.where(there, grad * value, 0.0)
+    to = out + (trial * PARTS + part) * (2 * C) + c
+    tl.store(to, tl.sum(sums, 0), mask=c < C)
+    tl.store(to + C, tl.sum(products, 0), mask=c < C)
+
+
+@triton.jit
+def _spread(
+    g, y, mean, scale, bias, slope, level, out, R,
+    C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """out = g · scale + (y - mean) · slope + level, of what the activation lets through of g."""
+    trial = tl.program_id(1)
+    c = tl.arange(0, CP)
+    r = tl.program_id(0) * BR + tl.arange(0, BR)
+    there = (r < R)[:, None] & (c < C)[None, :]
+    at = trial.to(tl.int64) * R * C + (r * C)[:, None] + c[None, :]
+    center = tl.load(mean + trial * C + c, mask=c < C, other=0.0)
+    a = tl.load(scale + trial * C + c, mask=c < C, other=0.0)
+    b = tl.load(bias + trial * C + c, mask=c < C, other=0.0)
+    p = tl.load(slope + trial * C + c, mask=c < C, other=0.0)
+    q = tl.load(level + trial * C + c, mask=c < C, other=0.0)
+    value = tl.load(y + at, mask=there, other=0.0).to(tl.float32) - center[None, :]
+    grad = tl.load(g + at, mask=there, other=0.0).to(tl.float32)
+    if ACT > 0:
+        grad = tl.where(_passes(value * a[None, :] + b[None, :], ACT), grad, 0.0)
+    tl.store(out + at, (grad * a[None, :] + value * p[None, :] + q[None, :]).to(out.dtype.element_ty), mask=there)
+
+
+def _together(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(value.contiguous() for value in values)
+
+
+@torch.library.custom_op(
+    "penstock::normalize",
+    mutates_args=(),
+    schema="(Tensor y, Tensor mean, Tensor scale, Tensor bias, Tensor? residual, int act) -> Tensor",
+)
+def normalize(
+    y: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor,
+    residual: torch.Tensor | None,
+    act: int,
+) -> torch.Tensor:
+    """activation((y - mean) · scale + bias + residual)"""
+    if not runs(y):
+        return normalize_twin(y, mean, scale, bias, residual, act)
+    own = sizes(y)
+    y, mean, scale, bias = _together(y, mean, scale, bias)
+    out, other = torch.empty_like(y), y if residual is None else residual.contiguous()
+    _normalize[triton.cdiv(own["R"], own["BR"]), len(y)](
+        y, mean, scale, bias, other, out, ACT=act, RES=residual is not None, num_warps=4, **own
+    )
+    return out
+
+
+@normalize.register_fake
+def _(y: torch.Tensor, *others: Any) -> torch.Tensor:
+    return y.new_empty(y.shape)
+
+
+@torch.library.custom_op(
+    "penstock::reduce",
+    mutates_args=(),
+    schema="(Tensor d, Tensor y, Tensor? made, Tensor mean, Tensor scale, Tensor bias, int act) -> (Tensor, Tensor)",
+)
+def reduce(
+    d: torch.Tensor,
+    y: torch.Tensor,
+    made: torch.Tensor | None,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor,
+    act: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[trials, parts, 2, channels]: Σ g and Σ g · (y - mean); and g where it was ``made`` with a residual."""
+    if not runs(y):
+        return reduce_twin(d, y, made, mean, scale, bias, act)
+    own = parts_of(y)
+    d, y, mean, scale, bias = _together(d, y, mean, scale, bias)
+    out = torch.empty(len(y), own["PARTS"], 2, own["C"], device=y.device, dtype=torch.float32)
+    g = y.new_empty(0) if made is None else torch.empty_like(y)
+    other = y if made is None else made.contiguous()
+    _reduce[own["PARTS"], len(y)](
+        d, y, other, g, mean, scale, bias, out, ACT=act, RES=made is not None, num_warps=4, **own
+    )
+    return out, g
+
+
+@reduce.register_fake
+def _(d: Any, y: torch.Tensor, made: Any, *others: Any) -> Any:
+    wide = torch.promote_types(y.dtype, torch.float32)
+    parts = parts_of(y)["PARTS"] if runs(y) else 1
+    return y.new_empty(len(y), parts, 2, y.shape[-1], dtype=wide), y.new_empty(0 if made is None else y.shape)
+
+
+@torch.library.custom_op(
+    "penstock::spread",
+    mutates_args=(),
+    schema="(Tensor g, Tensor y, Tensor mean, Tensor scale, Tensor bias, Tensor slope, Tensor level, int act)"
+    " -> Tensor",
+)
+def spread(
+    g: torch.Tensor,
+    y: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor,
+    slope: torch.Tensor,
+    level: torch.Tensor,
+    act: int,
+) -> torch.Tensor:
+    """g · scale + (y - mean) · slope + level, of what the activation lets through of g."""
+    if not runs(y):
+        return spread_twin(g, y, mean, scale, bias, slope, level, act)
+    own = sizes(y)
+    g, y, mean, scale, bias, slope, level = _together(g, y, mean, scale, bias, slope, level)
+    out = torch.empty_like(y)
+    _spread[triton.cdiv(own["R"], own["BR"]), len(y)](
+        g, y, mean, scale, bias, slope, level, out, ACT=act, num_warps=4, **own
+    )
+    return out
+
+
+@spread.register_fake
+def _(g: Any, y: torch.Tensor, *others: Any) -> torch.Tensor:
+    return y.new_empty(y.shape)
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        y: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        eps: torch.Tensor,
+        residual: torch.Tensor | None,
+        act: int,
+    ) -> Any:
+        stats: torch.Tensor = moments(y)
+        mean, variance = stats.unbind(1)
+        rstd = torch.rsqrt(variance + eps.unsqueeze(1))
+        scale = weight * rstd
+        out: torch.Tensor = normalize(y, mean, scale, bias, residual, act)
+        ctx.act = act
+        ctx.mark_non_differentiable(stats)
+        ctx.save_for_backward(y, mean, scale, bias, rstd, None if residual is None else out)
+        return out, stats
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        y, mean, scale, bias, rstd, made = ctx.saved_tensors
+        parts, g = reduce(grads[0], y, made, mean, scale, bias, ctx.act)
+        by_one, by_y = parts.sum(1).unbind(1)
+        places = y[0].numel() // y.shape[-1]
+        slope = -scale * rstd.square() * by_y / places
+        level = -scale * by_one / places
+        passed, act = (grads[0], ctx.act) if made is None else (g, 0)
+        of_y = spread(passed, y, mean, scale, bias, slope, level, act)
+        return of_y, by_y * rstd, by_one, None, None if made is None else g, None
+
+
+def batch_norm(
+    y: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    act: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """activation(BatchNorm(y) + residual), differentiable, and each channel's mean and variance [trials, 2, channels].
+
+    ``weight`` and ``bias`` are [trials, channels], ``eps`` is [trials].
+    """
+    made: Any = _BatchNorm.apply(y, weight, bias, eps, residual, act)
+    return made  # type: ignore[no-any-return]
+
+
+# The twins
+
+
+def normalize_twin(
+    y: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor,
+    residual: torch.Tensor | None,
+    act: int,
+) -> torch.Tensor:
+    z = _centered(y, mean) * _by_channel(scale, y) + _by_channel(bias, y)
+    if residual is not None:
+        z = z + _wide(residual)
+    return (z.clamp(0, 6) if act == 2 else z.relu() if act else z).to(y.dtype)
+
+
+def reduce_twin(
+    d: torch.Tensor, y: torch.Tensor, made: Any, mean: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, act: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    z = _centered(y, mean) * _by_channel(scale, y) + _by_channel(bias, y) if made is None else made
+    g = _passed(d, z, act)
+    products = _wide(g) * _centered(y, mean)
+    sums = torch.stack([_wide(g).flatten(1, -2).sum(1), products.flatten(1, -2).sum(1)], 1).unsqueeze(1)
+    return sums, y.new_empty(0) if made is None else g.to(y.dtype).clone()
+
+
+def spread_twin(
+    g: torch.Tensor,
+    y: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor,
+    slope: torch.Tensor,
+    level: torch.Tensor,
+    act: int,
+) -> torch.Tensor:
+    centered = _centered(y, mean)
+    passed = _wide(_passed(g, centered * _by_channel(scale, y) + _by_channel(bias, y), act))
+    made = passed * _by_channel(scale, y) + centered * _by_channel(slope, y) + _by_channel(level, y)
+    return made.to(y.dtype)
+
+
+def _passed(g: torch.Tensor, z: torch.Tensor, act: int) -> torch.Tensor:
+    return g if not act else torch.where((z > 0) & (z < 6) if act == 2 else z > 0, g, 0)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _centered(y: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    return _wide(y) - _by_channel(mean, y)
+
+
+def _by_channel(value: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return value.reshape(len(y), *[1] * (y.ndim - 2), -1)

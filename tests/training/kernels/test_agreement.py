@@ -1,0 +1,76 @@
+"""Kernels are used in a bundle only where they are as right as torch's own operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+pytest.importorskip("triton")
+import penstock as ps
+from penstock.training.kernels import normalization
+from penstock.training.kernels.agreement import check
+from penstock.training.kernels.choice import available, kernels, wanted
+from penstock.training.stacked import Unfusable
+from tests.training.together import Together, Trials
+
+
+class Pictures(ps.Task):
+    batch_size = 4
+
+    def data(self, config):
+        x, y = torch.randn(8, 2, 5, 5), torch.arange(8) % 3
+        return (x, y), (x, y)
+
+    def model(self, config):
+        body = [nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2)]
+        return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+    def optimizer(self, params, config):
+        return torch.optim.SGD(params, lr=config["lr"])
+
+    def loss(self, model, batch, config):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def bundle():
+    """A bundle after a step, and what its next step reads."""
+    trials = Trials(Pictures())
+    fused = Together().enter(*(trials.make(n, {"lr": 0.1 * n}) for n in range(1, 10))).step().fused
+    batch = next(iter(fused.trials[0].data.train.batches(0, 0, 4)))
+    return fused, fused._inputs(0, 9, batch)
+
+
+def test_kernels_that_agree_are_let_in_and_nothing_is_changed():
+    fused, inputs = bundle()
+    before = [value.clone() for value in inputs.leaves()[0] if isinstance(value, torch.Tensor)]
+    check(fused.recipe.way, Pictures(), fused._stack.flats, inputs, True)
+    after = [value for value in inputs.leaves()[0] if isinstance(value, torch.Tensor)]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_kernel_that_is_wrong_for_one_trial_is_refused(monkeypatch):
+    fused, inputs = bundle()
+    right = normalization.normalize
+
+    def wrong(y, *others):
+        made = right(y, *others)
+        made[7] *= 1.01
+        return made
+
+    monkeypatch.setattr(normalization, "normalize", wrong)
+    with pytest.raises(Unfusable, match=r"trial 7 of the bundle is off by .* where torch's own operators are off by"):
+        check(fused.recipe.way, Pictures(), fused._stack.flats, inputs, True)
+
+
+def test_kernels_are_used_only_where_they_are_wanted_and_never_for_float64():
+    x = torch.zeros(2)
+    assert not wanted(x)
+    with kernels(True):
+        assert wanted(x)
+        assert not wanted(x.double())
+        with kernels(False):
+            assert not wanted(x)
+    assert not wanted(x)
+    assert not available(torch.device("cpu"))

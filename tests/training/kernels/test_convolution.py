@@ -1,0 +1,168 @@
+"""Convolutions by kernels against their twins, over shapes and block sizes of every kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+from penstock.training.kernels.convolution import convolve, convolve_by, convolve_twin
+from penstock.training.kernels.geometry import Geometry, axis
+from penstock.training.kernels.weighing import convolution, weigh, weigh_by, weigh_twin
+from tests.training.kernels.poisoned import poison
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _exactly():
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@st.composite
+def cases(draw):
+    taps, stride = draw(pairs), draw(pairs)
+    dilation = draw(st.sampled_from([(1, 1), (2, 1)]))
+    padding = (draw(st.integers(0, 2)), draw(st.integers(0, 2)))
+    size = tuple(
+        draw(st.integers(max(1, d * (t - 1) + 1 - 2 * p), 7)) for t, d, p in zip(taps, dilation, padding, strict=True)
+    )
+    geometry = Geometry.of(size, taps, stride, padding, dilation)
+    trials, examples = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    channels, made = draw(st.sampled_from([1, 2, 3, 8])), draw(st.sampled_from([1, 3, 8, 17]))
+    shared = draw(st.booleans())
+    blocks = {"B0": draw(st.integers(1, 3)), "B1": draw(st.integers(1, 3)), "num_warps": 4, "num_stages": 1}
+    blocks |= {"BM": draw(st.sampled_from([16, 32])), "BN": draw(st.sampled_from([16, 32])), "BK": 16}
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    x = torch.randn(1 if shared else trials, examples, *size, channels, generator=generator).to(DEVICE)
+    w = torch.randn(trials, taps[0] * taps[1], channels, made, generator=generator).to(DEVICE)
+    g = torch.randn(trials, examples, *geometry.made, made, generator=generator).to(DEVICE)
+    return x, w, g, geometry, blocks
+
+
+def near(made: torch.Tensor, exact: torch.Tensor, sizes: torch.Tensor) -> None:
+    """Within the rounding of a float32 sum, of which ``sizes`` has the terms' absolute values added up."""
+    assert made.shape == exact.shape
+    assert bool(((made.double() - exact).abs() <= 2e-6 * sizes + 1e-30).all())
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(cases(), st.booleans())
+def test_equals_the_twin_in_float64(case, added):
+    x, w, g, geometry, blocks = case
+    flat, turned = geometry.flat(), geometry.turned()
+    made = convolve_by(x, w, geometry, None, False, blocks)
+    wide = (x.double(), w.double(), flat, None, False)
+    near(made, convolve_twin(*wide), convolve_twin(wide[0].abs(), wide[1].abs(), *wide[2:]))
+
+    whole = x.expand(len(w), *x.shape[1:]).contiguous()
+    addend = torch.randn_like(whole) if added else None
+    back = convolve_by(g, w, turned, addend, True, blocks)
+    wide = (g.double(), w.double(), turned.flat(), None if addend is None else addend.double(), True)
+    sizes = convolve_twin(wide[0].abs(), wide[1].abs(), wide[2], None, True)
+    near(back, convolve_twin(*wide), sizes if addend is None else sizes + addend.abs())
+
+    of_w = weigh_by(x, g, geometry, blocks | {"PARTS": 2})
+    near(of_w, weigh_twin(x.double(), g.double(), flat), weigh_twin(x.abs().double(), g.abs().double(), flat))
+
+
+@pytest.mark.parametrize(
+    ("channels", "made", "stride", "taps"),
+    [(8, 8, 1, 3), (16, 16, 1, 3), (8, 16, 2, 3), (8, 16, 2, 1), (3, 8, 1, 3), (64, 64, 1, 3)],
+)
+def test_with_the_blocks_that_are_used(channels, made, stride, taps):
+    """What the candidates say for the layers of a ResNet, on images too small for a whole block too."""
+    geometry = Geometry.of((6, 5), (taps, taps), (stride, stride), (taps // 2, taps // 2), (1, 1))
+    x, w = torch.randn(2, 2, 6, 5, channels, device=DEVICE), torch.randn(2, taps**2, channels, made, device=DEVICE)
+    y = convolve(x, w, geometry.flat(), None, False)
+    torch.testing.assert_close(y, convolve_twin(x, w, geometry.flat(), None, False), rtol=1e-5, atol=1e-4)
+    g, turned = torch.randn_like(y), geometry.turned().flat()
+    back = convolve(g, w, turned, None, True)
+    torch.testing.assert_close(back, convolve_twin(g, w, turned, None, True), rtol=1e-5, atol=1e-4)
+    of_w = weigh(x, g, geometry.flat())
+    torch.testing.assert_close(of_w, weigh_twin(x, g, geometry.flat()), rtol=1e-5, atol=1e-4)
+
+
+def test_gradients_of_weights_are_added_up_from_their_parts():
+    """Ten rounds of sixteen places in four parts, the last of them shorter."""
+    geometry = Geometry.of((7, 7), (3, 3), (1, 1), (1, 1), (1, 1))
+    x, g = torch.randn(2, 3, 7, 7, 2, device=DEVICE), torch.randn(2, 3, 7, 7, 4, device=DEVICE)
+    blocks = {"B0": 1, "B1": 1, "BM": 16, "BN": 16, "BK": 16, "num_warps": 4, "num_stages": 1, "PARTS": 4}
+    flat = geometry.flat()
+    exact, sizes = (weigh_twin(f(x.double()), f(g.double()), flat) for f in (lambda v: v, torch.abs))
+    near(weigh_by(x, g, geometry, blocks), exact, sizes)
+
+
+def layer(shared: bool = False) -> tuple[torch.Tensor, torch.Tensor, Geometry]:
+    geometry = Geometry.of((5, 6), (3, 3), (2, 1), (1, 1), (1, 1))
+    x, weight = torch.randn(1 if shared else 3, 2, 5, 6, 4), torch.randn(3, 5, 4, 3, 3)
+    return x.to(DEVICE).requires_grad_(not shared), weight.to(DEVICE).requires_grad_(), geometry
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_is_torchs_convolution_with_its_gradients(shared):
+    x, weight, geometry = layer(shared)
+    made, _ = convolution(x, weight, geometry)
+    plain = torch.stack([
+        torch.nn.functional.conv2d(x[0 if shared else i].permute(0, 3, 1, 2), weight[i], None, (2, 1), 1)
+        for i in range(3)
+    ]).permute(0, 1, 3, 4, 2)  # fmt: skip
+    torch.testing.assert_close(made, plain, rtol=1e-5, atol=1e-5)
+    wanted = [weight] if shared else [x, weight]
+    g = torch.randn_like(made)
+    for ours, theirs in zip(torch.autograd.grad(made, wanted, g), torch.autograd.grad(plain, wanted, g), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+
+
+def test_who_reads_the_images_again_has_the_gradient_added():
+    x, weight, geometry = layer()
+    made, again = convolution(x, weight, geometry)
+    both = torch.autograd.grad(made.sum() + (again * 3).sum(), x)[0]
+    apart = torch.autograd.grad(convolution(x, weight, geometry)[0].sum(), x)[0] + 3
+    torch.testing.assert_close(both, apart)
+    only = torch.autograd.grad((convolution(x, weight, geometry)[1] * 3).sum(), x)[0]
+    assert torch.equal(only, torch.full_like(x, 3))
+
+
+def test_a_trial_that_diverges_leaves_the_others_bits():
+    x, weight, geometry = layer()
+
+    def everything(x, weight):
+        made, _ = convolution(x, weight, geometry)
+        return (made, *torch.autograd.grad(made, [x, weight], torch.ones_like(made)))
+
+    with torch.no_grad():
+        sick, ill = x.clone(), weight.clone()
+        sick[1], ill[1] = float("nan"), float("inf")
+    for well, other in zip(everything(x, weight), everything(sick.requires_grad_(), ill.requires_grad_()), strict=True):
+        assert torch.equal(well[0], other[0])
+        assert torch.equal(well[2], other[2])
+        assert not torch.isfinite(other[1]).all()
+
+
+def test_every_number_is_written_and_two_runs_are_equal(monkeypatch):
+    x, weight, geometry = layer()
+    poison(monkeypatch)
+    runs = []
+    for _ in range(2):
+        made, _ = convolution(x, weight, geometry)
+        runs.append((made, *torch.autograd.grad(made.sum(), [x, weight])))
+    for one, other in zip(*runs, strict=True):
+        assert torch.isfinite(one).all()
+        assert torch.equal(one, other)
+
+
+def test_blocks_of_an_axis():
+    """A direction of stride 1 with three taps: two places read four, from one before the first."""
+    found = axis(Geometry.of((8, 8), (3, 3), (1, 1), (1, 1), (1, 1)), 0, 2)
+    assert (found.block, found.count, found.taps, found.step, found.padding) == (2, 4, 4, 2, 1)
+    assert found.tap == ((0, 1, 2, -1), (-1, 0, 1, 2))
+    back = axis(Geometry.of((8, 8), (3, 3), (2, 2), (1, 1), (1, 1)).turned(), 0, 1)
+    assert (back.block, back.taps, back.step) == (2, 2, 1)  # two places of the input at a time, of two of the output
