@@ -1,13 +1,14 @@
 """What the schedulers are worth: against the true optimum, and in whole studies on simulated clusters.
 
-    python bench/scheduling.py [--json] [--groups N] [toy] [optimum] [resizing] [decision] [macro] [concurrency]
-                               [halving] [mechanisms] [scale]
+    python bench/scheduling.py [--json] [--groups N] [--seeds N] [--algorithm BOHB] [toy] [optimum] [resizing]
+                               [decision] [macro] [concurrency] [halving] [mechanisms] [scale]
 
 toy          the paper's example, Fluid figure 5
 optimum      random groups, resizing off, against a bound on the optimum by CP-SAT; theorem 2 of Fluid
 resizing     the same groups with trials that move
 decision     what one decision takes
-macro        PBT, Hyperband, ASHA, SyncBOHB, BOHB on 4, 8, 16 devices: time to the same target (figures 7 and 8)
+macro        PBT, Hyperband, ASHA, SyncBOHB, BOHB on 4, 8, 16 devices: time to the same target (figures 7 and 8), over
+             three seeds or --seeds, of all or --algorithm
 concurrency  ASHA at a fixed concurrency (figure 10), and device seconds to a target by concurrency (figure 3)
 halving      successive halving on 2 to 32 devices (table 2)
 mechanisms   packing alone, scaling alone, runtime variance, overheads (figures 11 to 13)
@@ -21,6 +22,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +35,16 @@ OF_DATA = ("macro", "concurrency", "halving", "mechanisms")
 
 
 def main(arguments: list[str]) -> None:
-    count = int(arguments[arguments.index("--groups") + 1]) if "--groups" in arguments else 1000
+    given = dict(pairwise(arguments))  # by the word before it
+    count = int(given.get("--groups", 1000))
+    names = [given["--algorithm"]] if "--algorithm" in given else list(clusters.algorithms(4))
+    seeds = range(int(given.get("--seeds", 3)))
     benches: dict[str, Callable[[], Iterable[Row]]] = {
         "toy": groups.toy,
         "optimum": lambda: groups.optimum(count),
         "resizing": lambda: groups.resizing(count),
         "decision": groups.decision,
-        "macro": clusters.macro,
+        "macro": lambda: clusters.macro(seeds=seeds, names=names),
         "concurrency": clusters.concurrency,
         "halving": clusters.halving,
         "mechanisms": clusters.mechanisms,
