@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from penstock.training.operators.linear import by_product
 from penstock.training.stacked import Stacked, Unfusable
 from tests.training.alone import Own, check, own, shared
 
@@ -266,3 +267,15 @@ def test_other_products():
 def test_what_differs_from_trial_to_trial_is_refused_with_its_line(function):
     with pytest.raises(Unfusable, match=r"test_operators.py:\d+"):
         function(Stacked(torch.randn(4, 2, 3).double(), 0))
+
+
+def test_the_gradient_of_a_weight_lies_as_the_weight_does():
+    """By the product that a GPU uses: an optimizer's step then reads both in the order of memory."""
+    x, w = torch.randn(3, 4, 5, dtype=torch.float64), torch.randn(3, 6, 5, dtype=torch.float64)
+    x, w = x.requires_grad_(), w.requires_grad_()
+    made = by_product(x, w)
+    g = torch.randn_like(made)
+    ours, theirs = (torch.autograd.grad(out, [x, w], g) for out in (made, torch.bmm(x, w.mT)))
+    torch.testing.assert_close(made, torch.bmm(x, w.mT))
+    torch.testing.assert_close(ours, theirs)
+    assert ours[1].is_contiguous()

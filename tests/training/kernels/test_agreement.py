@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 import penstock as ps
-from penstock.training.kernels import normalization
+from penstock.training.kernels import agreement, normalization
 from penstock.training.kernels.agreement import check
 from penstock.training.kernels.choice import available, kernels, wanted
 from penstock.training.stacked import Unfusable
@@ -74,3 +76,21 @@ def test_kernels_are_used_only_where_they_are_wanted_and_never_for_float64():
             assert not wanted(x)
     assert not wanted(x)
     assert not available(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("off", "refused"), [(0.25, False), (0.5, True)])
+def test_kernels_may_be_off_by_about_as_much_as_torchs_rounding(monkeypatch, off, refused):
+    """Where torch's own operators are off by a tenth, as they may be in bfloat16."""
+    fused, inputs = bundle()
+    given = agreement.gradients
+
+    def rounded(way, task, flats, inputs, shared, mixed):
+        losses, grads = given(way, task, flats, inputs, shared, False)
+        much = 0.0 if not mixed else off if wanted(losses) else 0.1
+        return losses, [rows * (1 + much) for rows in grads]
+
+    monkeypatch.setattr(agreement, "gradients", rounded)
+    task = Pictures()
+    task.precision = "bf16"
+    with pytest.raises(Unfusable) if refused else nullcontext():
+        check(fused.recipe.way, task, fused._stack.flats, inputs, True)

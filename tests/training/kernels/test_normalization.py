@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 pytest.importorskip("triton")
+from penstock.training.kernels import weighing
 from penstock.training.kernels.choice import kernels
 from penstock.training.kernels.moments import moments, moments_twin
 from penstock.training.kernels.normalization import ACTIVATIONS, batch_norm
@@ -175,6 +176,26 @@ def test_a_network_is_what_it_is_without_kernels(how):
             assert float((grad - ours[name]).norm()) < 1e-5 * whole, name
     for name, stat in buffers.items():
         torch.testing.assert_close(kept[name], stat, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_of_a_residual_is_added_by_the_convolutions_kernel(monkeypatch):
+    """Of images that a convolution and a residual both read, as in every block of a ResNet."""
+    added = []
+    real = weighing.convolve
+    monkeypatch.setattr(weighing, "convolve", lambda *given: added.append(given[3] is not None) or real(*given))
+    model = nn.Conv2d(2, 2, 3, padding=1)
+    params = {name: torch.stack([p.detach()] * 2).requires_grad_() for name, p in model.named_parameters()}
+    way = Native(model, {})
+    way.train()
+
+    def loss(model, batch, config):
+        x = model(batch)
+        return (model(x) + x).square().mean()
+
+    with kernels(True):
+        losses = way.run(loss, params, {}, torch.randn(2, 2, 4, 4), True, None, [])
+    torch.autograd.grad(losses.sum(), list(params.values()))
+    assert added == [False, False, True]  # twice there, and back to what was added
 
 
 def test_what_changes_its_input_in_place_is_refused():

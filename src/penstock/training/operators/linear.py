@@ -33,7 +33,8 @@ class _Product(torch.autograd.Function):
         return torch.bmm(grads[0], w) if of_x else None, torch.bmm(grads[0].mT, x) if of_w else None
 
 
-def _by_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def by_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """x · wᵀ for each trial, as ``_Product`` has it."""
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:  # it does not reach into a Function
         x, w = (value.to(torch.get_autocast_dtype(x.device.type)) for value in (x, w))
     made: torch.Tensor = _Product.apply(x, w)  # type: ignore[no-untyped-call]
@@ -52,7 +53,7 @@ def linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
         w = w.unsqueeze(1)
     x2 = rows(x, trials)
     if x2.is_cuda and w.requires_grad:
-        made = _by_product(x2, w)
+        made = by_product(x2, w)
         if bias is not None:
             own = bias.moved(0).unsqueeze(1) if isinstance(bias, Stacked) else bias
             made = made + own.to(made.dtype)
