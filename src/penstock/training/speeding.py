@@ -79,9 +79,8 @@ class Speeding:
             for wanted in (False, True):
                 with kernels(wanted), inputs.unchanged():
                     seconds[wanted] = _seconds(CapturedStep(way, task, flats, inputs, shared), inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
+        except Exception as error:  # for want of memory too: the bundle has enough without this comparison
+            torch.cuda.empty_cache()
             self.recipe.refusals.append(f"kernels: {(str(error).strip().splitlines() or [type(error).__name__])[0]}")
             return False
         return seconds[True] < seconds[False]

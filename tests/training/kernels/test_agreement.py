@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 import penstock as ps
+from penstock.training import speeding
 from penstock.training.kernels import agreement, normalization
 from penstock.training.kernels.agreement import check
 from penstock.training.kernels.choice import available, kernels, wanted
@@ -94,3 +95,23 @@ def test_kernels_may_be_off_by_about_as_much_as_torchs_rounding(monkeypatch, off
     task.precision = "bf16"
     with pytest.raises(Unfusable) if refused else nullcontext():
         check(fused.recipe.way, task, fused._stack.flats, inputs, True)
+
+
+@pytest.mark.parametrize(
+    ("with_kernels", "error", "used"),
+    [(1.0, None, True), (3.0, None, False), (1.0, torch.OutOfMemoryError("no memory"), False)],
+)
+def test_they_are_used_where_they_agree_and_a_step_is_faster_with_them(monkeypatch, with_kernels, error, used):
+    """The times are made up, for want of a GPU: the decision is not."""
+    fused, inputs = bundle()
+
+    def checked(*given):
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(speeding, "available", lambda device: True)
+    monkeypatch.setattr(speeding, "check", checked)
+    monkeypatch.setattr(speeding, "CapturedStep", lambda *given: wanted(torch.zeros(1)))
+    monkeypatch.setattr(speeding, "_seconds", lambda kernelled, inputs: with_kernels if kernelled else 2.0)
+    assert fused.speeding._with_kernels(inputs, True, Pictures(), fused._stack.flats) is used
+    assert fused.recipe.refusals == ([] if error is None else ["kernels: no memory"])
