@@ -299,12 +299,14 @@ def fused(pairs: int = 7) -> list[Row]:
 def measuring(run: Callable[[], None]) -> float:
     """The share of a run that measuring costs: its steps, less what as many take at the size that was chosen.
 
-    Whatever a trial steps alone, ahead of the bundle, is counted in full.
+    Whatever a trial steps alone, ahead of the bundle, is counted in full; finding a way to fuse is not, as a bundle
+    whose size is known does that too.
     """
     from penstock.training.fused import Fused
 
     steps: list[tuple[bool, int, float]] = []  # whether it is measured, trials, seconds
-    alone, plain, plain_alone = 0.0, Fused.step, Fused.step_alone
+    alone, finding = 0.0, 0.0
+    plain, plain_alone, plain_find = Fused.step, Fused.step_alone, Fused._find_way
 
     def step(self: Fused, measuring: Any = None) -> None:
         trials, began = len(self.behind()), time.perf_counter()
@@ -317,7 +319,13 @@ def measuring(run: Callable[[], None]) -> float:
         plain_alone(self, trial)
         alone += time.perf_counter() - began
 
-    with mock.patch.multiple(Fused, step=step, step_alone=step_alone):
+    def find_way(self: Fused, *args: Any) -> None:
+        nonlocal finding
+        began = time.perf_counter()
+        plain_find(self, *args)
+        finding += time.perf_counter() - began
+
+    with mock.patch.multiple(Fused, step=step, step_alone=step_alone, _find_way=find_way):
         began = time.perf_counter()
         run()
         whole = time.perf_counter() - began
@@ -326,7 +334,7 @@ def measuring(run: Callable[[], None]) -> float:
     later = [seconds / trials for measured, trials, seconds in steps if not measured and trials >= 0.9 * most]
     each = statistics.median(later) if later else 0.0  # where none is as large, all of it is lost
     extra = sum(seconds - trials * each for measured, trials, seconds in steps if measured)
-    return (alone + extra) / whole
+    return (alone + extra - finding) / whole
 
 
 def moving(run: Callable[[], None]) -> tuple[float, float]:
