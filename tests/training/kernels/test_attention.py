@@ -22,20 +22,10 @@ from penstock.training.kernels.choice import kernels as use
 from penstock.training.kernels.tuning import Blocks
 from penstock.training.kernels.tuning import interpreted as is_interpreted
 from penstock.training.ways import Native
+from tests.training.kernels.poisoned import poisoned
 
 interpreted = pytest.mark.skipif(not is_interpreted(), reason="needs TRITON_INTERPRET=1 before triton is imported")
 SMALL = (Blocks(BM=16, BN=16), Blocks(BM=32, BN=16), Blocks(BM=16, BN=32), Blocks(BM=64, BN=64))
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """What is allocated and not written is NaN."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert torch.empty(3).isnan().all()
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 @contextmanager

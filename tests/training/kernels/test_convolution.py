@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from penstock.training.kernels.convolution import convolve, convolve_by, convolve_twin
 from penstock.training.kernels.geometry import Geometry, axis
 from penstock.training.kernels.weighing import convolution, weigh, weigh_by, weigh_twin
-from tests.training.kernels.poisoned import poison
+from tests.training.kernels.poisoned import poisoned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -147,13 +147,13 @@ def test_a_trial_that_diverges_leaves_the_others_bits():
         assert not torch.isfinite(other[1]).all()
 
 
-def test_every_number_is_written_and_two_runs_are_equal(monkeypatch):
+def test_every_number_is_written_and_two_runs_are_equal():
     x, weight, geometry = layer()
-    poison(monkeypatch)
     runs = []
     for _ in range(2):
-        made, _ = convolution(x, weight, geometry)
-        runs.append((made, *torch.autograd.grad(made.sum(), [x, weight])))
+        with poisoned():
+            made, _ = convolution(x, weight, geometry)
+            runs.append((made, *torch.autograd.grad(made.sum(), [x, weight])))
     for one, other in zip(*runs, strict=True):
         assert torch.isfinite(one).all()
         assert torch.equal(one, other)

@@ -18,22 +18,12 @@ from penstock.training.kernels import depthwise as kernels
 from penstock.training.kernels.depthwise import depthwise, depthwise_op, depthwise_twin
 from penstock.training.kernels.geometry import Geometry
 from penstock.training.kernels.tuning import interpreted
+from tests.training.kernels.poisoned import poisoned
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1 before triton is imported")
 
 SAME = Geometry.of((5, 4), (3, 3), (1, 1), (1, 1), (1, 1))
 HALF = Geometry.of((5, 4), (3, 3), (2, 2), (1, 1), (1, 1))
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """What is allocated and not written is NaN."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert torch.empty(3).isnan().all()
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 @contextmanager
