@@ -73,6 +73,8 @@ def test_kernels_are_used_only_where_they_are_wanted_and_never_for_float64():
     with kernels(True):
         assert wanted(x)
         assert not wanted(x.double())
+        assert wanted(x, 2**31 - 1)
+        assert not wanted(x, 2**31)  # a trial's numbers are counted in 32 bits
         with kernels(False):
             assert not wanted(x)
     assert not wanted(x)

@@ -32,14 +32,18 @@ def available(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8,)
 
 
-def wanted(x: torch.Tensor) -> bool:
-    """Whether a kernel is wanted for such a tensor."""
-    return _WANTED.get() and runs(x)
+def wanted(x: torch.Tensor, numbers: int = 0) -> bool:
+    """Whether a kernel is wanted for such a tensor; a trial has so many ``numbers`` at most, read or made."""
+    return _WANTED.get() and runs(x, numbers)
 
 
-def runs(x: torch.Tensor) -> bool:
-    """Whether a kernel, and not its twin, computes such a tensor."""
-    return x.dtype in TYPES and (x.is_cuda or interpreted())
+def runs(x: torch.Tensor, numbers: int = 0) -> bool:
+    """Whether a kernel, and not its twin, computes such a tensor.
+
+    Kernels count a trial's numbers in 32 bits, and Triton's interpreter knows no bfloat16.
+    """
+    known = x.is_cuda or (interpreted() and x.dtype != torch.bfloat16)
+    return known and x.dtype in TYPES and numbers < 2**31
 
 
 def exact() -> bool:

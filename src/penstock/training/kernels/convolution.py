@@ -118,9 +118,10 @@ def convolve(
 
     ``turned`` takes the weights of the way there for the way back.
     """
-    if not runs(x):
+    where = Geometry.from_flat(geometry)
+    if not runs(x, where.numbers(x.shape[1], x.shape[-1], w.shape[2 if turned else 3])):
         return convolve_twin(x, w, geometry, addend, turned)
-    x, where = x.contiguous(), Geometry.from_flat(geometry)
+    x = x.contiguous()
     given = (x, w, where, None if addend is None else addend.contiguous(), turned)
     made, shared = w.shape[2 if turned else 3], len(x) < len(w)
     blocks = tuned(

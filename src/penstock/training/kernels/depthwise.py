@@ -20,13 +20,14 @@ import triton.language as tl
 from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from penstock.training.kernels.choice import runs
 from penstock.training.kernels.geometry import Geometry
-from penstock.training.kernels.tuning import Blocks, interpreted, tuned
+from penstock.training.kernels.tuning import Blocks, tuned
 
 THREADS = 128  # of a program
 CHANNELS = 64  # of a program at most: fewer than threads, or each thread would read one's filter and exchange it
 # Candidates: a patch's places, how many rows are read ahead of those computed, and how many numbers of each place a
-# thread holds. For sm_90 and 3 × 3 taps of bf16 they compile to 56–236 registers and 5–29 instructions for each number.
+# thread holds.
 PATCHES: list[Blocks] = [
     {"R0": r0, "R1": r1, "AHEAD": ahead, "HELD": held} for r0, r1, ahead, held in ((8, 2, 2, 4), (4, 4, 4, 4))
 ]
@@ -137,10 +138,8 @@ depthwise_op.register_autograd(_gradients, setup_context=_keep)
 
 
 def _runs(x: torch.Tensor, geometry: list[int]) -> bool:
-    """Is there a kernel for it? They count a trial's numbers in 32 bits; the interpreter knows no bfloat16."""
-    known = (torch.float32, torch.float16) if interpreted() else (torch.float32, torch.float16, torch.bfloat16)
     places = max(geometry[0] * geometry[1], geometry[2] * geometry[3])
-    return (x.is_cuda or interpreted()) and x.dtype in known and x.shape[1] * places * x.shape[-1] < 2**31
+    return runs(x, x.shape[1] * places * x.shape[-1])
 
 
 def _convolved(x: torch.Tensor, w: torch.Tensor, geometry: Geometry, turned: bool = False) -> torch.Tensor:

@@ -40,6 +40,11 @@ class Geometry:
         padding = (d0 * (t0 - 1) - p0, d1 * (t1 - 1) - p1)
         return Geometry(self.made, self.size, self.taps, self.up, padding, self.dilation, self.stride)
 
+    def numbers(self, examples: int, channels: int, made: int) -> int:
+        """How many a trial has, of those read or made, whichever are more."""
+        (h, w), (a, b) = self.size, self.made
+        return examples * max(h * w * channels, a * b * made)
+
     def flat(self) -> list[int]:
         """As numbers, for an operator of torch."""
         return [n for pair in (self.size, self.made, self.taps, self.stride, self.padding, self.dilation, self.up)

@@ -36,11 +36,6 @@ def tuned(
     return best
 
 
-def known() -> dict[str, Blocks]:
-    """All that was measured so far, by kernel and shape."""
-    return {repr(shape): blocks for shape, blocks in _KNOWN.items()}
-
-
 def _seconds(launch: Callable[[Blocks], object], blocks: Blocks) -> float:
     """The least time of a launch; infinite where the device has not the registers or the shared memory."""
     from triton.runtime.errors import OutOfResources

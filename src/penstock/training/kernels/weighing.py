@@ -95,9 +95,10 @@ def _candidates(geometry: Geometry, channels: int, made: int, trials: int, share
 @torch.library.custom_op("penstock::weigh", mutates_args=(), schema="(Tensor x, Tensor g, int[] geometry) -> Tensor")
 def weigh(x: torch.Tensor, g: torch.Tensor, geometry: list[int]) -> torch.Tensor:
     """The gradient of the weights, [trials, taps, channels, outputs], in float32."""
-    if not runs(x):
+    where = Geometry.from_flat(geometry)
+    if not runs(x, where.numbers(x.shape[1], x.shape[-1], g.shape[-1])):
         return weigh_twin(x, g, geometry)
-    x, g, where = x.contiguous(), g.contiguous(), Geometry.from_flat(geometry)
+    x, g = x.contiguous(), g.contiguous()
     channels, made, shared = x.shape[-1], g.shape[-1], len(x) < len(g)
     blocks = tuned(
         ("weigh", x.dtype, exact(), *geometry, channels, made, shared, min(64, len(g))),

@@ -97,6 +97,8 @@ def _by_kernel(name: str, x: Any, weight: Stacked, bias: Any, groups: int, optio
     height, width = x.shape[2:]
     down, across = weights.shape[3:]
     geometry = Geometry.of((height, width), (down, across), stride, padding, dilation)
+    if not wanted(weight, geometry.numbers(images.shape[1], images.shape[-1], weights.shape[1])):
+        return None  # too many for them
     if single:
         convolved = depthwise(images.expand(len(weights), *images.shape[1:]), weights.flatten(2).mT, geometry)
     else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from penstock.training.operators.normalized import taken_in
+from penstock.training.operators.normalized import Normalized, added
 from penstock.training.stacked import Stacked, align, by_vmap, name_of, refusal, rule
 
 _UNARY = """abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh
@@ -40,9 +40,10 @@ def one(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
             return Stacked(func(x.whole, args[0].whole, *args[1:], **kwargs), x.at)
         return by_vmap(func, x, *args, **kwargs)
     inplace = kwargs.get("inplace") or (args and args[-1] is True and name_of(func) in _INPLACE_LAST)
-    six = (kwargs.get("min_val"), kwargs.get("max_val")) == (0, 6)  # as nn.ReLU6 has it
-    if (made := taken_in("relu6" if six else name_of(func), (x,), bool(inplace))) is not None:
-        return made
+    if isinstance(x, Normalized):
+        six = (kwargs.get("min_val"), kwargs.get("max_val")) == (0, 6)  # as nn.ReLU6 has it
+        if (made := x.activated("relu6" if six else name_of(func).strip("_"), bool(inplace))) is not None:
+            return made
     if (sloped := _SLOPED.get(name_of(func))) is not None:
         name, function = sloped
         value: Any = kwargs.get(name, args[0] if args else None)
@@ -70,7 +71,7 @@ def several(func: Any, *args: Any, **kwargs: Any) -> Any:
     out = kwargs.pop("out", None)
     if out is not None:
         raise refusal(name_of(func), "out= writes into a tensor of one trial")
-    if not kwargs and (made := taken_in(name_of(func), args, False)) is not None:
+    if not kwargs and (made := added(name_of(func), args, False)) is not None:
         return made
     names = list(kwargs)
     aligned, at = align([*args, *kwargs.values()])
@@ -82,8 +83,11 @@ def in_place(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """A function that writes its result into its first tensor."""
     if not isinstance(x, Stacked):
         raise refusal(name_of(func), "it writes values that differ from trial to trial into a tensor that they share")
-    if not kwargs and (made := taken_in(name_of(func), (x, *args), True)) is not None:
-        return made
+    if isinstance(x, Normalized) and not kwargs:
+        name = name_of(func)
+        made = x.activated(name.strip("_"), True) if not args else added(name, (x, *args), True)
+        if made is not None:
+            return made
     # The first operand decides where the trials lie: no copy of it may be written instead.
     aligned, at = align([x, *args, *kwargs.values()])
     if at != x.at or aligned[0] is not x.whole:

@@ -38,7 +38,7 @@ def _by_channel(
     running = [stat for stat in (mean, var) if training and stat is not None]
     if not all(isinstance(stat, Stacked) for stat in running):
         raise refusal(name, "it updates running statistics that the trials share")
-    if name == "batch_norm" and training and x.ndim == 4 and x.at == 0 and wanted(x):
+    if name == "batch_norm" and training and x.ndim == 4 and x.at == 0 and wanted(x, x.shape.numel()):
         return _by_kernel(x, mean, var, weight, bias, momentum, eps)
     mean, var, weight, bias = (_flat(value, trials) for value in (mean, var, weight, bias))
     written, own_momentum, own_eps = (mean, var), _own(momentum), _own(eps)

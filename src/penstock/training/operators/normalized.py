@@ -17,6 +17,7 @@ import torch
 from penstock.training.stacked import Stacked, refusal
 
 Keep = Callable[[torch.Tensor], None]  # takes a batch's mean and variance into what a module keeps
+_SUMS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 _WAITING: ContextVar[list[Normalized] | None] = ContextVar("waiting", default=None)
 
 
@@ -156,17 +157,14 @@ def outside(images: torch.Tensor) -> torch.Tensor:
     return images.permute(0, 1, 4, 2, 3)
 
 
-def taken_in(name: str, values: tuple[Any, ...], inplace: bool) -> Normalized | None:
-    """The result of a torch function as a ``Normalized``, where it is an activation or a sum that one can take in."""
-    name, first = name.strip("_"), values[0]
-    if name in ("add", "radd", "iadd") and len(values) == 2:
-        for one, other in ((first, values[1]), (values[1], first)):
-            if isinstance(one, Normalized) and (made := one.plus(other, inplace)) is not None:
-                return made
-            if inplace:
-                break
+def added(name: str, values: tuple[Any, ...], inplace: bool) -> Normalized | None:
+    """A sum of two as a ``Normalized``, where one of them can take the other in; in place, the first."""
+    if name not in _SUMS or len(values) != 2:
         return None
-    return first.activated(name, inplace) if isinstance(first, Normalized) else None
+    for one, other in (values, values[::-1])[: 1 if inplace else 2]:
+        if isinstance(one, Normalized) and (made := one.plus(other, inplace)) is not None:
+            return made
+    return None
 
 
 def settle(running: Any) -> None:
