@@ -68,7 +68,7 @@ Step = Callable[[Batch], Tensor]  # trains every trial on a batch; their losses 
 
 CHECKED = 8  # steps
 PROCESSES = 16
-SIZES = {"mlp512": (1, 4, 16, 64, 128, 256)}
+SIZES = {"mlp512": (1, 4, 16, 64, 128, 256), "rn18/8": (1, 4, 16, 64, 128, 512), "rn18": (1, 2, 4)}
 SIZE = (1, 4, 16, 64, 128)
 
 
@@ -515,7 +515,7 @@ ways: dict[str, Callable[[Network, int, str], Row]] = {
 }
 ONE_SIZE = {"eager": 1, "graph": 1, "mps": PROCESSES}
 NEEDS_CUDA = ("graph", "mps", "captured", "compiled")
-COVERS = {"math": ["char transformer"], "grouped": ["rn18/8", "mlp512", "mobilenet/8"]}  # other ways cover all
+COVERS = {"math": ["char transformer"], "grouped": ["rn18/8", "rn18", "mlp512", "mobilenet/8"]}  # other ways cover all
 
 
 def rows(

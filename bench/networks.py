@@ -1,6 +1,7 @@
-"""The four networks of the fusion bench, each a plain task as a user would write it, and the floor of each.
+"""The networks of the fusion bench, each a plain task as a user would write it, and the floor of each.
 
 rn18/8            CIFAR ResNet-18 with base width 8, batch 256, SGD with momentum
+rn18              the same at its full width of 64
 mlp512            3072-512-512-10, batch 256, SGD with momentum
 char transformer  4 layers, width 64, 4 heads, 64 windows of 128 characters of tinyshakespeare, Adam
 mobilenet/8       depthwise-separable convolutions from width 8, batch 256, Adam
@@ -100,6 +101,10 @@ class ResNet18(Images):
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
 
 
+class FullResNet18(ResNet18):
+    width = 64
+
+
 class Mlp512(Images):
     def model(self, config: Config) -> nn.Module:
         return nn.Sequential(
@@ -197,6 +202,7 @@ TASKS: dict[str, tuple[ps.Task, dict[str, float]]] = {
     "mlp512": (Mlp512(), {"lr": 0.01, "momentum": 0.9}),
     "char transformer": (CharTransformer(), {"lr": 1e-3}),
     "mobilenet/8": (MobileNet(), {"lr": 2e-3}),
+    "rn18": (FullResNet18(), {"lr": 0.01, "momentum": 0.9}),
 }
 """Each network's task, and the config that the bench's trials have."""
 

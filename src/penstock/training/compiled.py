@@ -131,6 +131,7 @@ class CompiledStep(FastStep):
             graph = make_fx(self._train, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
         finally:
             way.release()  # its module holds the trace's tensors
+        _leave_alone(graph)
         self._run: Any = inductor(graph, list(given))
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
 
@@ -139,6 +140,19 @@ class CompiledStep(FastStep):
         made = self._run(*self._tensors(inputs))
         losses: torch.Tensor = made[0] if isinstance(made, tuple | list) else made
         return losses
+
+
+def _leave_alone(graph: torch.fx.GraphModule) -> None:
+    """Tell Inductor that Penstock's kernels are called as they are.
+
+    It would find that out by itself, but torch 2.11 writes a text of everything that an argument was computed from
+    first, even where nobody reads it: a residual network doubles that at every block.
+    """
+    from torch._inductor import lowering
+
+    for op in {node.target for node in graph.graph.nodes if str(node.target).startswith("penstock.")}:
+        if op not in lowering.lowerings:
+            lowering.make_fallback(op, layout_constraint=lowering.constrain_to_fx_strides)  # type: ignore[no-untyped-call]
 
 
 class CapturedStep(FastStep):

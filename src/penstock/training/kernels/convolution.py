@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from penstock.training.kernels.choice import exact, runs
-from penstock.training.kernels.geometry import Geometry
+from penstock.training.kernels.geometry import Geometry, sides
 from penstock.training.kernels.patches import cut, load_patches, places_made, spread
 from penstock.training.kernels.tuning import Blocks, tuned
 
@@ -87,23 +87,22 @@ def convolve_by(
 
 
 def _candidates(geometry: Geometry, channels: int, made: int, shared: bool) -> list[Blocks]:
-    """Blocks of about 64 columns, which a tensor core has work with."""
+    """Blocks of 64 or 128 columns, which a tensor core has work with."""
     if shared:  # the columns of several trials are multiplied with the same patches
         common = Blocks(B0=1, B1=1, BN=64, BK=32, num_warps=4, num_stages=3)
         return [common | Blocks(BM=256), common | Blocks(BM=64)]
-    (up, over), rounded = geometry.up, triton.next_power_of_2(max(8, made))
-    if max(up, over) > 1:
-        down, across = up, max(over, 64 // (up * made))
-    elif geometry.stride == (1, 1) and max(geometry.taps) > 1:
-        down, across = {8: (2, 4), 16: (2, 2), 32: (1, 2)}.get(rounded, (1, 1))
-    else:
-        down = across = 1
-    columns = min(128, triton.next_power_of_2(made * down * across))
-    narrow = down * across == 1 and channels <= 8  # two places of a patch at a time
-    common = Blocks(B0=down, B1=across, BN=columns, BK=16 if narrow else 32, num_warps=4)
-    if columns == 128:
-        return [common | Blocks(BM=128, num_warps=8, num_stages=3), common | Blocks(BM=64, num_stages=3)]
-    return [common | Blocks(BM=256, num_stages=3), common | Blocks(BM=128, num_stages=4)]
+    if max(geometry.taps) == 1:
+        down, across = geometry.up
+        columns = min(128, triton.next_power_of_2(max(8, made * down * across)))
+        common = Blocks(B0=down, B1=across, BN=columns, BK=16 if channels <= 8 else 32, num_warps=4)
+        return [common | Blocks(BM=128, num_stages=4), common | Blocks(BM=256, num_stages=3)]
+    offered: list[Blocks] = []
+    for width, BK, warps, stages in ((64, 32, 4, 4), (128, 32, 4, 4), (64, 64, 8, 3)):
+        down, across = sides(geometry, made, width)
+        columns = min(128, triton.next_power_of_2(max(8, made * down * across)))
+        one = Blocks(B0=down, B1=across, BM=128, BN=columns, BK=BK, num_warps=warps, num_stages=stages)
+        offered += [one] if one not in offered else []
+    return offered
 
 
 @torch.library.custom_op(

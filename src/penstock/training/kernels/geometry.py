@@ -93,6 +93,17 @@ def axis(geometry: Geometry, which: int, block: int) -> Axis:
     return Axis(block, -(-made // block), last - first + 1, block * stride // up, -first, 1, tuple(map(tuple, table)))
 
 
+def sides(geometry: Geometry, made: int, columns: int) -> tuple[int, int]:
+    """The places of a block, down and across, whose outputs make about so many columns."""
+    if max(geometry.taps) == 1:  # neighbours have nothing in common
+        return geometry.up
+    places = max(1, columns // (1 << (max(8, made) - 1).bit_length()))
+    down = 1 << (places.bit_length() - 1) // 2
+    if geometry.up != (1, 1):  # those between two places that are read have patches of their own
+        down = geometry.up[0]
+    return down, max(geometry.up[1], places // down)
+
+
 def between(geometry: Geometry, rows: Axis, columns: Axis) -> torch.Tensor:
     """[places of the patch, places of the block]: the tap between them, or the number of taps where there is none."""
     height, width = geometry.taps

@@ -7,13 +7,22 @@ import triton
 import triton.language as tl
 
 from penstock.training.kernels.choice import runs
+from penstock.training.kernels.tuning import Blocks, tuned
 
-ELEMENTS = 2048  # of a block
-PROGRAMS = 2048  # that sum: enough to fill a device several times over
+# PROGRAMS sum blocks of ELEMENTS, UNROLL of them at a time.
+SUMMING = [
+    Blocks(ELEMENTS=elements, PROGRAMS=programs, num_warps=4, UNROLL=unroll)
+    for elements in (2048, 4096)
+    for programs in (2048, 4096)
+    for unroll in (1, 2)
+]
 
 
 @triton.jit
-def _moments(y, out, R, C: tl.constexpr, CP: tl.constexpr, PARTS: tl.constexpr, EACH: tl.constexpr, BR: tl.constexpr):
+def _moments(
+    y, out, R, C: tl.constexpr, CP: tl.constexpr, PARTS: tl.constexpr, EACH: tl.constexpr, BR: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
     """out[trial, part] = the mean, and the sum of squares around it.
 
     The sums are of differences from the part's first row: nothing is lost where the mean is far from zero.
@@ -25,7 +34,7 @@ def _moments(y, out, R, C: tl.constexpr, CP: tl.constexpr, PARTS: tl.constexpr, 
     origin = tl.load(y + tl.minimum(first, R - 1) * C + c, mask=c < C, other=0.0).to(tl.float32)
     sums = tl.zeros((BR, CP), dtype=tl.float32)
     squares = tl.zeros((BR, CP), dtype=tl.float32)
-    for block in range(0, EACH):
+    for block in tl.range(0, EACH, loop_unroll_factor=UNROLL):
         r = first + block * BR + tl.arange(0, BR)
         there = (r < R)[:, None] & (c < C)[None, :]
         value = tl.load(y + (r * C)[:, None] + c[None, :], mask=there, other=0.0).to(tl.float32)
@@ -41,10 +50,10 @@ def _moments(y, out, R, C: tl.constexpr, CP: tl.constexpr, PARTS: tl.constexpr, 
 
 @triton.jit
 def _combine(
-    parts, out, R, C: tl.constexpr, CP: tl.constexpr, PARTS: tl.constexpr, EACH: tl.constexpr, BR: tl.constexpr,
+    parts, out, second, R, C: tl.constexpr, CP: tl.constexpr, PARTS: tl.constexpr, EACH: tl.constexpr, BR: tl.constexpr,
     BP: tl.constexpr,
 ):  # fmt: skip
-    """out[trial] = mean and variance of each channel."""
+    """out[0, trial] = the mean of each channel, and ``second`` further on its variance."""
     trial = tl.program_id(0)
     c = tl.arange(0, CP)
     parts += trial.to(tl.int64) * (PARTS * 2 * C)
@@ -63,43 +72,56 @@ def _combine(
         at = parts + (p * 2 * C)[:, None] + c[None, :]
         off = tl.where(there, tl.load(at, mask=there, other=0.0) - mean[None, :], 0.0)
         squares += tl.load(at + C, mask=there, other=0.0) + count[:, None] * off * off
-    tl.store(out + trial * (2 * C) + c, mean, mask=c < C)
-    tl.store(out + trial * (2 * C) + C + c, tl.sum(squares, 0) / R, mask=c < C)
+    tl.store(out + trial * C + c, mean, mask=c < C)
+    tl.store(out + second + trial * C + c, tl.sum(squares, 0) / R, mask=c < C)
 
 
-def sizes(y: torch.Tensor) -> dict[str, int]:
-    """What a kernel over a trial's [places, channels] is launched with."""
+def whole(y: torch.Tensor, elements: int) -> dict[str, int]:
+    """What a kernel over a trial's [places, channels] in blocks of so many elements is launched with."""
     channels = y.shape[-1]
     padded = triton.next_power_of_2(channels)
-    return {"R": y[0].numel() // channels, "C": channels, "CP": padded, "BR": max(1, ELEMENTS // padded)}
+    return {"R": y[0].numel() // channels, "C": channels, "CP": padded, "BR": max(1, elements // padded)}
 
 
-def parts_of(y: torch.Tensor) -> dict[str, int]:
-    """The same, with the parts that a trial's places are summed in so that the device is full."""
-    own = sizes(y)
-    blocks = triton.cdiv(own["R"], own["BR"])
-    each = triton.cdiv(blocks, min(blocks, triton.cdiv(PROGRAMS, len(y))))
-    return {**own, "PARTS": triton.cdiv(blocks, each), "EACH": each}
+def parts(y: torch.Tensor, blocks: Blocks) -> dict[str, int]:
+    """The same for one that sums a trial's places in parts, so many that the device is full."""
+    own = whole(y, blocks["ELEMENTS"])
+    rounds = triton.cdiv(own["R"], own["BR"])
+    each = triton.cdiv(rounds, min(rounds, triton.cdiv(blocks["PROGRAMS"], len(y))))
+    return {**own, "PARTS": triton.cdiv(rounds, each), "EACH": each}
+
+
+def shape(kernel: str, y: torch.Tensor) -> tuple[str | int | torch.dtype, ...]:
+    """What the best blocks of a kernel depend on."""
+    return kernel, y.dtype, y[0].numel(), y.shape[-1], min(64, len(y))
 
 
 @torch.library.custom_op("penstock::moments", mutates_args=(), schema="(Tensor y) -> Tensor")
 def moments(y: torch.Tensor) -> torch.Tensor:
-    """The mean and variance of each trial's channels, [trials, 2, channels]."""
+    """The mean and variance of each trial's channels, [2, trials, channels]."""
     if not runs(y, y[0].numel()):
         return moments_twin(y)
-    own = parts_of(y)
-    parts = torch.empty(len(y), own["PARTS"], 2, own["C"], device=y.device, dtype=torch.float32)
-    out = torch.empty(len(y), 2, own["C"], device=y.device, dtype=torch.float32)
-    _moments[own["PARTS"], len(y)](y.contiguous(), parts, num_warps=4, **own)
-    _combine[(len(y),)](parts, out, BP=max(1, min(64, ELEMENTS // own["CP"])), num_warps=4, **own)
+    y = y.contiguous()
+    blocks = tuned(shape("moments", y), lambda: SUMMING, lambda blocks: moments_by(y, blocks))
+    return moments_by(y, blocks)
+
+
+def moments_by(y: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """``moments`` by given block sizes."""
+    own = parts(y, blocks)
+    summed = torch.empty(len(y), own["PARTS"], 2, own["C"], device=y.device, dtype=torch.float32)
+    out = torch.empty(2, len(y), own["C"], device=y.device, dtype=torch.float32)
+    how = {"num_warps": blocks["num_warps"], "UNROLL": blocks["UNROLL"]}
+    _moments[own["PARTS"], len(y)](y, summed, **how, **own)
+    _combine[(len(y),)](summed, out, len(y) * own["C"], BP=max(1, min(64, 2048 // own["CP"])), num_warps=4, **own)
     return out
 
 
 @moments.register_fake
 def _(y: torch.Tensor) -> torch.Tensor:
-    return y.new_empty(len(y), 2, y.shape[-1], dtype=torch.promote_types(y.dtype, torch.float32))
+    return y.new_empty(2, len(y), y.shape[-1], dtype=torch.promote_types(y.dtype, torch.float32))
 
 
 def moments_twin(y: torch.Tensor) -> torch.Tensor:
     wide = y.flatten(1, -2).to(torch.promote_types(y.dtype, torch.float32))
-    return torch.stack([wide.mean(1), wide.var(1, correction=0)], 1)
+    return torch.stack([wide.mean(1), wide.var(1, correction=0)])

@@ -16,9 +16,11 @@ import triton
 import triton.language as tl
 
 from penstock.training.kernels.choice import runs
-from penstock.training.kernels.moments import moments, parts_of, sizes
+from penstock.training.kernels.moments import SUMMING, moments, parts, shape, whole
+from penstock.training.kernels.tuning import Blocks, tuned
 
 ACTIVATIONS = {"relu": 1, "relu6": 2}
+PASSING = [Blocks(ELEMENTS=elements, num_warps=warps) for elements, warps in ((2048, 4), (4096, 4), (4096, 8))]
 
 
 @triton.jit
@@ -29,8 +31,8 @@ def _passes(z, ACT: tl.constexpr):
 
 @triton.jit
 def _normalize(
-    y, mean, scale, bias, residual, out, R, C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, RES: tl.constexpr,
-    BR: tl.constexpr,
+    y, mean, scale, bias, bias_step, residual, out, R,
+    C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, RES: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """out = activation((y - mean) · scale + bias + residual)"""
     trial = tl.program_id(1)
@@ -40,7 +42,7 @@ def _normalize(
     at = trial.to(tl.int64) * R * C + (r * C)[:, None] + c[None, :]
     center = tl.load(mean + trial * C + c, mask=c < C, other=0.0)
     a = tl.load(scale + trial * C + c, mask=c < C, other=0.0)
-    b = tl.load(bias + trial * C + c, mask=c < C, other=0.0)
+    b = tl.load(bias + trial * bias_step + c, mask=c < C, other=0.0)
     value = tl.load(y + at, mask=there, other=0.0).to(tl.float32)
     z = (value - center[None, :]) * a[None, :] + b[None, :]
     if RES:
@@ -54,20 +56,20 @@ def _normalize(
 
 @triton.jit
 def _reduce(
-    d, y, made, g, mean, scale, bias, out, R,
+    d, y, made, g, mean, scale, bias, bias_step, out, R,
     C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, RES: tl.constexpr,
-    PARTS: tl.constexpr, EACH: tl.constexpr, BR: tl.constexpr,
+    PARTS: tl.constexpr, EACH: tl.constexpr, BR: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """out[trial, part] = Σ g and Σ g · (y - mean), where g is what the activation lets through of d; kept if RES."""
+    """out[:, trial, part] = Σ g and Σ g · (y - mean), where g is what the activation lets through of d; kept if RES."""
     trial, part = tl.program_id(1), tl.program_id(0)
     c = tl.arange(0, CP)
     center = tl.load(mean + trial * C + c, mask=c < C, other=0.0)
     a = tl.load(scale + trial * C + c, mask=c < C, other=0.0)
-    b = tl.load(bias + trial * C + c, mask=c < C, other=0.0)
+    b = tl.load(bias + trial * bias_step + c, mask=c < C, other=0.0)
     base = trial.to(tl.int64) * R * C
     sums = tl.zeros((BR, CP), dtype=tl.float32)
     products = tl.zeros((BR, CP), dtype=tl.float32)
-    for block in range(0, EACH):
+    for block in tl.range(0, EACH, loop_unroll_factor=UNROLL):
         r = (part * EACH + block) * BR + tl.arange(0, BR)
         there = (r < R)[:, None] & (c < C)[None, :]
         at = base + (r * C)[:, None] + c[None, :]
@@ -80,14 +82,14 @@ def _reduce(
             tl.store(g + at, grad.to(g.dtype.element_ty), mask=there)
         sums += grad
         products += tl.where(there, grad * value, 0.0)
-    to = out + (trial * PARTS + part) * (2 * C) + c
+    to = out + (trial * PARTS + part) * C + c
     tl.store(to, tl.sum(sums, 0), mask=c < C)
-    tl.store(to + C, tl.sum(products, 0), mask=c < C)
+    tl.store(to + tl.num_programs(1) * (PARTS * C), tl.sum(products, 0), mask=c < C)
 
 
 @triton.jit
 def _spread(
-    g, y, mean, scale, bias, slope, level, out, R,
+    g, y, mean, scale, bias, bias_step, slope, level, out, R,
     C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """out = g · scale + (y - mean) · slope + level, of what the activation lets through of g."""
@@ -98,7 +100,7 @@ def _spread(
     at = trial.to(tl.int64) * R * C + (r * C)[:, None] + c[None, :]
     center = tl.load(mean + trial * C + c, mask=c < C, other=0.0)
     a = tl.load(scale + trial * C + c, mask=c < C, other=0.0)
-    b = tl.load(bias + trial * C + c, mask=c < C, other=0.0)
+    b = tl.load(bias + trial * bias_step + c, mask=c < C, other=0.0)
     p = tl.load(slope + trial * C + c, mask=c < C, other=0.0)
     q = tl.load(level + trial * C + c, mask=c < C, other=0.0)
     value = tl.load(y + at, mask=there, other=0.0).to(tl.float32) - center[None, :]
@@ -108,8 +110,11 @@ def _spread(
     tl.store(out + at, (grad * a[None, :] + value * p[None, :] + q[None, :]).to(out.dtype.element_ty), mask=there)
 
 
-def _together(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple(value.contiguous() for value in values)
+def _in_rows(*values: torch.Tensor) -> Any:
+    """Numbers of a trial's channels as kernels read them: bias is a part of all of a trial's parameters."""
+    mean, scale, bias, *others = values
+    bias = bias if bias.stride(1) == 1 else bias.contiguous()
+    return mean.contiguous(), scale.contiguous(), bias, bias.stride(0), *(other.contiguous() for other in others)
 
 
 @torch.library.custom_op(
@@ -128,13 +133,17 @@ def normalize(
     """activation((y - mean) · scale + bias + residual)"""
     if not runs(y, y[0].numel()):
         return normalize_twin(y, mean, scale, bias, residual, act)
-    own = sizes(y)
-    y, mean, scale, bias = _together(y, mean, scale, bias)
-    out, other = torch.empty_like(y), y if residual is None else residual.contiguous()
-    _normalize[triton.cdiv(own["R"], own["BR"]), len(y)](
-        y, mean, scale, bias, other, out, ACT=act, RES=residual is not None, num_warps=4, **own
-    )
-    return out
+    y, numbers = y.contiguous(), _in_rows(mean, scale, bias)
+    other = y if residual is None else residual.contiguous()
+
+    def launch(blocks: Blocks) -> torch.Tensor:
+        own, out = whole(y, blocks["ELEMENTS"]), torch.empty_like(y)
+        _normalize[triton.cdiv(own["R"], own["BR"]), len(y)](
+            y, *numbers, other, out, ACT=act, RES=residual is not None, num_warps=blocks["num_warps"], **own
+        )
+        return out
+
+    return launch(tuned((*shape("normalize", y), act, residual is not None), lambda: PASSING, launch))
 
 
 @normalize.register_fake
@@ -156,25 +165,27 @@ def reduce(
     bias: torch.Tensor,
     act: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[trials, parts, 2, channels]: Σ g and Σ g · (y - mean); and g where it was ``made`` with a residual."""
+    """[2, trials, channels]: Σ g and Σ g · (y - mean); and g where it was ``made`` with a residual."""
     if not runs(y, y[0].numel()):
         return reduce_twin(d, y, made, mean, scale, bias, act)
-    own = parts_of(y)
-    d, y, mean, scale, bias = _together(d, y, mean, scale, bias)
-    out = torch.empty(len(y), own["PARTS"], 2, own["C"], device=y.device, dtype=torch.float32)
-    g = y.new_empty(0) if made is None else torch.empty_like(y)
+    d, y, numbers = d.contiguous(), y.contiguous(), _in_rows(mean, scale, bias)
     other = y if made is None else made.contiguous()
-    _reduce[own["PARTS"], len(y)](
-        d, y, other, g, mean, scale, bias, out, ACT=act, RES=made is not None, num_warps=4, **own
-    )
-    return out, g
+
+    def launch(blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+        own = parts(y, blocks)
+        out = torch.empty(2, len(y), own["PARTS"], own["C"], device=y.device, dtype=torch.float32)
+        g = y.new_empty(0) if made is None else torch.empty_like(y)
+        how = {"num_warps": blocks["num_warps"], "UNROLL": blocks["UNROLL"]}
+        _reduce[own["PARTS"], len(y)](d, y, other, g, *numbers, out, ACT=act, RES=made is not None, **how, **own)
+        return out.sum(2), g
+
+    return launch(tuned((*shape("reduce", y), act, made is not None), lambda: SUMMING, launch))
 
 
 @reduce.register_fake
 def _(d: Any, y: torch.Tensor, made: Any, *others: Any) -> Any:
     wide = torch.promote_types(y.dtype, torch.float32)
-    parts = parts_of(y)["PARTS"] if runs(y, y[0].numel()) else 1
-    return y.new_empty(len(y), parts, 2, y.shape[-1], dtype=wide), y.new_empty(0 if made is None else y.shape)
+    return y.new_empty(2, len(y), y.shape[-1], dtype=wide), y.new_empty(0 if made is None else y.shape)
 
 
 @torch.library.custom_op(
@@ -196,13 +207,16 @@ def spread(
     """g · scale + (y - mean) · slope + level, of what the activation lets through of g."""
     if not runs(y, y[0].numel()):
         return spread_twin(g, y, mean, scale, bias, slope, level, act)
-    own = sizes(y)
-    g, y, mean, scale, bias, slope, level = _together(g, y, mean, scale, bias, slope, level)
-    out = torch.empty_like(y)
-    _spread[triton.cdiv(own["R"], own["BR"]), len(y)](
-        g, y, mean, scale, bias, slope, level, out, ACT=act, num_warps=4, **own
-    )
-    return out
+    g, y, numbers = g.contiguous(), y.contiguous(), _in_rows(mean, scale, bias, slope, level)
+
+    def launch(blocks: Blocks) -> torch.Tensor:
+        own, out = whole(y, blocks["ELEMENTS"]), torch.empty_like(y)
+        _spread[triton.cdiv(own["R"], own["BR"]), len(y)](
+            g, y, *numbers, out, ACT=act, num_warps=blocks["num_warps"], **own
+        )
+        return out
+
+    return launch(tuned((*shape("spread", y), act), lambda: PASSING, launch))
 
 
 @spread.register_fake
@@ -222,7 +236,7 @@ class _BatchNorm(torch.autograd.Function):
         act: int,
     ) -> Any:
         stats: torch.Tensor = moments(y)
-        mean, variance = stats.unbind(1)
+        mean, variance = stats
         rstd = torch.rsqrt(variance + eps.unsqueeze(1))
         scale = weight * rstd
         out: torch.Tensor = normalize(y, mean, scale, bias, residual, act)
@@ -234,8 +248,7 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         y, mean, scale, bias, rstd, made = ctx.saved_tensors
-        parts, g = reduce(grads[0], y, made, mean, scale, bias, ctx.act)
-        by_one, by_y = parts.sum(1).unbind(1)
+        (by_one, by_y), g = reduce(grads[0], y, made, mean, scale, bias, ctx.act)
         places = y[0].numel() // y.shape[-1]
         slope = -scale * rstd.square() * by_y / places
         level = -scale * by_one / places
@@ -252,7 +265,7 @@ def batch_norm(
     residual: torch.Tensor | None = None,
     act: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """activation(BatchNorm(y) + residual), differentiable, and each channel's mean and variance [trials, 2, channels].
+    """activation(BatchNorm(y) + residual), differentiable, and each channel's mean and variance [2, trials, channels].
 
     ``weight`` and ``bias`` are [trials, channels], ``eps`` is [trials].
     """
@@ -283,7 +296,7 @@ def reduce_twin(
     z = _centered(y, mean) * _by_channel(scale, y) + _by_channel(bias, y) if made is None else made
     g = _passed(d, z, act)
     products = _wide(g) * _centered(y, mean)
-    sums = torch.stack([_wide(g).flatten(1, -2).sum(1), products.flatten(1, -2).sum(1)], 1).unsqueeze(1)
+    sums = torch.stack([_wide(g).flatten(1, -2).sum(1), products.flatten(1, -2).sum(1)])
     return sums, y.new_empty(0) if made is None else g.to(y.dtype).clone()
 
 

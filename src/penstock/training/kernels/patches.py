@@ -11,6 +11,8 @@ import triton.language as tl
 
 from penstock.training.kernels.geometry import Geometry, axis, between, through
 
+OUTSIDE = tl.constexpr(1 << 20)  # rows down from any image, and twice that is still a number
+
 
 @triton.jit
 def load_patches(
@@ -18,13 +20,20 @@ def load_patches(
     H0: tl.constexpr, H1: tl.constexpr, G0: tl.constexpr, G1: tl.constexpr, T1: tl.constexpr,
     S0: tl.constexpr, S1: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
 ):  # fmt: skip
-    """Columns ``k`` of the patches of blocks ``m``: zero outside the image."""
-    place = k // C
-    h = (m // G1 % G0 * S0)[:, None] + (place // T1 * D0 - P0)[None, :]
-    v = (m % G1 * S1)[:, None] + (place % T1 * D1 - P1)[None, :]
-    inside = (m < M)[:, None] & (k < K)[None, :] & (h >= 0) & (h < H0) & (v >= 0) & (v < H1)
-    at = ((m // (G0 * G1) * (H0 * H1))[:, None] + h * H1 + v) * C + (k % C)[None, :]
-    return tl.load(x + at, mask=inside, other=0.0)
+    """Columns ``k`` of the patches of blocks ``m``: zero outside the image.
+
+    What depends on a block or on a column alone is computed for those, and an element has two sums and two comparisons.
+    """
+    row = m // G1 % G0 * S0
+    column = m % G1 * S1
+    down = k // C // T1 * D0 - P0
+    across = k // C % T1 * D1 - P1
+    at = ((m // (G0 * G1) * H0 + row) * H1 + column) * C
+    to = (down * H1 + across) * C + k % C
+    h = tl.where(m < M, row, OUTSIDE)[:, None] + tl.where(k < K, down, OUTSIDE)[None, :]
+    v = column[:, None] + across[None, :]
+    inside = (h.to(tl.uint32) < H0) & (v.to(tl.uint32) < H1)  # where it is negative, it is too large
+    return tl.load(x + (at[:, None] + to[None, :]), mask=inside, other=0.0)
 
 
 @triton.jit
@@ -33,16 +42,23 @@ def places_made(
     O0: tl.constexpr, O1: tl.constexpr, G0: tl.constexpr, G1: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr,
 ):  # fmt: skip
     """Where columns ``n`` of blocks ``m`` lie in what is made, and whether they are there."""
-    row = (m // G1 % G0 * B0)[:, None] + (n // (N * B1) % B0)[None, :]
-    column = (m % G1 * B1)[:, None] + (n // N % B1)[None, :]
-    there = (m < M)[:, None] & (row < O0) & (column < O1)
-    return ((m // (G0 * G1) * (O0 * O1))[:, None] + row * O1 + column) * N + (n % N)[None, :], there
+    row = m // G1 % G0 * B0
+    column = m % G1 * B1
+    down = n // (N * B1) % B0
+    across = n // N % B1
+    there = (m < M)[:, None]
+    if G0 * B0 > O0:  # the last blocks reach over the edge
+        there = there & (row[:, None] + down[None, :] < O0)
+    if G1 * B1 > O1:
+        there = there & (column[:, None] + across[None, :] < O1)
+    at = ((m // (G0 * G1) * O0 + row) * O1 + column) * N
+    return at[:, None] + ((down * O1 + across) * N + n % N)[None, :], there
 
 
 @triton.jit
 def _spread(
-    w, table, out, T: tl.constexpr, C: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr,
-    TURNED: tl.constexpr, BLOCK: tl.constexpr,
+    w, table, out, trial_step, tap_step, c_step, n_step, T: tl.constexpr, C: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, PLACES: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out[trial, place of the patch, c, place of the block, n] = w[trial, the tap between them, c, n], or zero."""
     trial = tl.program_id(1).to(tl.int64)
@@ -53,9 +69,8 @@ def _spread(
     n = e % N
     there = k < K
     tap = tl.load(table + k // C * PLACES + own, mask=there, other=T)
-    # Turned, the weights are those of the way there, [taps, n, c].
-    at = ((T - 1 - tap) * N + n) * C + c if TURNED else (tap * C + c) * N + n
-    value = tl.load(w + trial * (T * C * N) + at, mask=there & (tap < T), other=0.0)
+    at = (T - 1 - tap if TURNED else tap) * tap_step + c * c_step + n * n_step
+    value = tl.load(w + trial * trial_step + at, mask=there & (tap < T), other=0.0)
     tl.store(out + trial * (K * PLACES * N) + e, value.to(out.dtype.element_ty), mask=there)
 
 
@@ -112,12 +127,14 @@ def cut(geometry: Geometry, channels: int, made: int, down: int, across: int, de
 
 
 def spread(w: torch.Tensor, cut: Cut, dtype: torch.dtype, turned: bool) -> torch.Tensor:
-    """A trial's weights for a patch and a block, [trials, places × channels, places × outputs]."""
+    """A trial's weights for a patch and a block, [trials, places × channels, places × outputs].
+
+    ``turned``: they are those of the way there, whose outputs are the channels here.
+    """
     size = cut.constants["K"] * cut.columns
+    steps = w.transpose(2, 3).stride() if turned else w.stride()
     out = torch.empty(len(w), cut.constants["K"], cut.columns, device=w.device, dtype=dtype)
-    _spread[triton.cdiv(size, 1024), len(w)](
-        w.contiguous(), cut.between, out, T=w.shape[1], TURNED=turned, **cut.common
-    )
+    _spread[triton.cdiv(size, 1024), len(w)](w, cut.between, out, *steps, T=w.shape[1], TURNED=turned, **cut.common)
     return out
 
 

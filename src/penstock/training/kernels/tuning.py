@@ -1,20 +1,28 @@
 """Which block sizes a kernel runs with: timed on the device, once for each shape, and remembered.
 
 A kernel offers a few candidates, the likeliest first. Without a device, or while a CUDA graph is recorded, the first is
-taken.
+taken. What was timed is kept in a file of the user's cache folder for the next process, by device and version; it is
+only a cache, and a line that is torn or unlike the others is passed over.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
 import torch
+
+from penstock import __version__
 
 Blocks = dict[str, int]  # what a kernel is launched with: its block sizes, num_warps, num_stages
 TIMED = 3
 
-_KNOWN: dict[Hashable, Blocks] = {}
+_KNOWN: dict[tuple[Hashable, ...], Blocks] = {}
 
 
 def interpreted() -> bool:
@@ -31,19 +39,36 @@ def tuned(
     offered = candidates()
     if interpreted() or len(offered) == 1 or torch.cuda.is_current_stream_capturing():
         return offered[0]
-    times = [(_seconds(launch, blocks), i) for i, blocks in enumerate(offered)]
-    best = _KNOWN[shape] = offered[min(times)[1]]
+    name = f"{_here()}: {shape}"
+    best = _kept().get(name, {})
+    if best not in offered:  # never timed, or before the candidates changed
+        best = _fastest(offered, launch)
+        _keep(name, best)
+    _KNOWN[shape] = best
     return best
 
 
-def _seconds(launch: Callable[[Blocks], object], blocks: Blocks) -> float:
-    """The least time of a launch; infinite where the device has not the registers or the shared memory."""
-    from triton.runtime.errors import OutOfResources
+def _fastest(offered: Sequence[Blocks], launch: Callable[[Blocks], object]) -> Blocks:
+    device = torch.cuda.current_device()
 
-    try:
-        launch(blocks)
-    except OutOfResources:
-        return float("inf")
+    def compiled(blocks: Blocks) -> bool:
+        from triton.runtime.errors import OutOfResources
+
+        with torch.cuda.device(device), torch.no_grad():
+            try:
+                launch(blocks)
+            except OutOfResources:  # the device has not the registers or the shared memory
+                return False
+        return True
+
+    with ThreadPoolExecutor() as pool:  # a second each, most of it outside of Python's lock
+        able = [blocks for blocks, can in zip(offered, pool.map(compiled, offered), strict=True) if can]
+    torch.cuda.synchronize()
+    return min(able or offered, key=lambda blocks: _seconds(launch, blocks))
+
+
+def _seconds(launch: Callable[[Blocks], object], blocks: Blocks) -> float:
+    """The least time of a launch."""
     times = []
     for _ in range(TIMED):
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -53,3 +78,38 @@ def _seconds(launch: Callable[[Blocks], object], blocks: Blocks) -> float:
         ended.synchronize()
         times.append(began.elapsed_time(ended))
     return float(min(times))
+
+
+# What is kept
+
+
+def _file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "blocks.jsonl"
+
+
+@cache
+def _here() -> str:
+    """All that a kernel's time depends on besides its shape."""
+    import triton
+
+    return f"{torch.cuda.get_device_name()}, triton {triton.__version__}, penstock {__version__}"
+
+
+@cache
+def _kept() -> dict[str, Blocks]:
+    """What earlier processes have timed; of two lines for one shape the last counts."""
+    kept: dict[str, Blocks] = {}
+    with suppress(OSError, RuntimeError):
+        for line in _file().read_bytes().splitlines():
+            with suppress(ValueError, TypeError):
+                name, blocks = json.loads(line)
+                kept[str(name)] = dict(blocks)
+    return kept
+
+
+def _keep(name: str, blocks: Blocks) -> None:
+    """One write, which is whole or not at all among those of other processes."""
+    with suppress(OSError, RuntimeError):  # a home that cannot be found or written costs nothing but timing again
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        with _file().open("ab", buffering=0) as file:
+            file.write(json.dumps([name, blocks]).encode() + b"\n")

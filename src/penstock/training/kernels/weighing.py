@@ -13,7 +13,7 @@ import triton.language as tl
 
 from penstock.training.kernels.choice import exact, runs
 from penstock.training.kernels.convolution import convolve, patches_twin
-from penstock.training.kernels.geometry import Geometry
+from penstock.training.kernels.geometry import Geometry, axis, sides
 from penstock.training.kernels.patches import collect, cut, load_patches, places_made
 from penstock.training.kernels.tuning import Blocks, tuned
 
@@ -74,22 +74,19 @@ def weigh_by(x: torch.Tensor, g: torch.Tensor, geometry: Geometry, blocks: Block
 
 def _candidates(geometry: Geometry, channels: int, made: int, trials: int, shared: bool) -> list[Blocks]:
     """Blocks of about 64 columns, cut into enough parts to fill a device."""
-    taps = geometry.taps[0] * geometry.taps[1]
-    long = max(16, min(128, triton.next_power_of_2(taps * channels)))
+    down, across = (1, 1) if shared else sides(geometry, made, 64)
+    patch = channels * axis(geometry, 0, down).taps * axis(geometry, 1, across).taps
+    long = max(16, triton.next_power_of_2(patch))
     if shared:
         return [Blocks(B0=1, B1=1, BM=256, BN=64, BK=min(32, long), num_warps=4, num_stages=2, PARTS=64)]
-    parts = max(8, 1024 // trials)
-    if taps > 1 and made <= 32:
-        wide = {8: (2, 8), 16: (2, 2), 32: (1, 2)} if geometry.stride == (1, 1) else {8: (2, 4), 16: (2, 2)}
-        sides = wide.get(triton.next_power_of_2(max(8, made)), (1, 1))
-    else:
-        sides = (1, 1)
-    columns = min(128, triton.next_power_of_2(made * sides[0] * sides[1]))
-    common = Blocks(B0=sides[0], B1=sides[1], BN=columns, num_stages=3, PARTS=parts)
-    other = Blocks(BM=64, BK=min(64, long), num_warps=4)
-    if taps * channels > 128:  # the patches in one piece, so that the gradient is read once
-        other = Blocks(BM=32, BK=256, num_warps=8)
-    return [common | Blocks(BM=64, BK=long, num_warps=8), common | other]
+    columns = min(128, triton.next_power_of_2(max(8, made) * down * across))
+    common = Blocks(B0=down, B1=across, BN=columns, num_stages=3, PARTS=max(2, 256 // trials))
+    offered = [common | Blocks(BM=64, BK=min(64, long), num_warps=4)]
+    if long > 64:
+        offered.append(common | Blocks(BM=64, BK=128, num_warps=8))
+    if long > 128 and columns < 128:  # the patches in few pieces, so that the gradient is read as often
+        offered.append(common | Blocks(BM=32, BK=256, num_warps=8))
+    return offered
 
 
 @torch.library.custom_op("penstock::weigh", mutates_args=(), schema="(Tensor x, Tensor g, int[] geometry) -> Tensor")

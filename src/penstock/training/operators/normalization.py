@@ -71,7 +71,7 @@ def _by_kernel(x: Stacked, mean: Any, var: Any, weight: Any, bias: Any, momentum
     @torch.no_grad()
     def keep(stats: torch.Tensor) -> None:
         part = momentum if own_momentum is None else own_momentum.to(stats.dtype).unsqueeze(1)
-        for stat, new in ((mean, stats[:, 0]), (var, stats[:, 1] * (count / (count - 1)))):
+        for stat, new in ((mean, stats[0]), (var, stats[1] * (count / (count - 1)))):
             stat.moved(0).copy_(stat.moved(0) * (1 - part) + new.to(stat.dtype) * part)
 
     like = x.whole.new_ones(x.trials, channels, dtype=torch.promote_types(x.dtype, torch.float32))

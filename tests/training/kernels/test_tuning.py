@@ -1,0 +1,91 @@
+"""Block sizes that were timed once: remembered in the process, and in a file for the next one."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+from penstock.training.kernels import tuning
+
+OFFERED = [{"BM": 64}, {"BM": 128}, {"BM": 256}]
+
+
+@pytest.fixture
+def device(tmp_path, monkeypatch):
+    """A device on which 128 is the fastest; gives what was timed there."""
+    timed = []
+
+    def fastest(offered, launch):
+        timed.append(offered)
+        return offered[1]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tuning, "interpreted", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(tuning, "_fastest", fastest)
+    monkeypatch.setattr(tuning, "_here", lambda: "a device")
+    forget(monkeypatch)
+    yield timed
+    tuning._kept.cache_clear()
+
+
+def forget(monkeypatch):
+    """What a new process knows."""
+    monkeypatch.setattr(tuning, "_KNOWN", {})
+    tuning._kept.cache_clear()
+
+
+def tuned(shape=("kernel", 1), offered=OFFERED):
+    return tuning.tuned(shape, lambda: offered, lambda blocks: None)
+
+
+def test_a_shape_is_timed_once_and_by_no_later_process(device, monkeypatch):
+    assert tuned() == tuned() == {"BM": 128}
+    forget(monkeypatch)
+    assert tuned() == {"BM": 128}
+    assert len(device) == 1
+    tuned(("kernel", 2))
+    assert len(device) == 2
+
+
+def test_another_device_is_timed_anew(device, monkeypatch):
+    tuned()
+    forget(monkeypatch)
+    monkeypatch.setattr(tuning, "_here", lambda: "another")
+    tuned()
+    assert len(device) == 2
+
+
+def test_what_is_no_longer_offered_is_timed_anew_and_the_last_line_counts(device, monkeypatch):
+    tuned()
+    forget(monkeypatch)
+    assert tuned(offered=OFFERED[2:] + OFFERED[:1]) == {"BM": 64}
+    forget(monkeypatch)
+    assert tuned(offered=OFFERED[2:] + OFFERED[:1]) == {"BM": 64}
+    assert len(device) == 2
+
+
+@pytest.mark.parametrize("line", [b'["a device: (', b"7", b"[1, 2, 3]", b'["a", 7]', b"\xff\xfe"])
+def test_a_damaged_line_costs_nothing(device, monkeypatch, line):
+    tuned()
+    file = tuning._file()
+    file.write_bytes(line + b"\n" + file.read_bytes())
+    forget(monkeypatch)
+    assert tuned() == {"BM": 128}
+    assert len(device) == 1
+
+
+def test_a_folder_that_cannot_be_written_costs_only_timing_again(device, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert tuned() == {"BM": 128}
+    forget(monkeypatch)
+    assert tuned() == {"BM": 128}
+    assert len(device) == 2
+
+
+def test_one_candidate_needs_no_timing_nor_does_the_interpreter(device, monkeypatch):
+    assert tuned(offered=OFFERED[:1]) == {"BM": 64}
+    monkeypatch.setattr(tuning, "interpreted", lambda: True)
+    assert tuned() == {"BM": 64}
+    assert not device
