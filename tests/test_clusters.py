@@ -508,7 +508,7 @@ def test_all_devices_lost_for_good_is_an_error_and_not_a_hang():
     ("how", "said"),
     [
         (dict(scheduler="fifo", sharing="fused"), 'scheduler="fifo" gives each trial a device of its own'),
-        (dict(workers=2), "workers= is for this machine"),
+        (dict(workers=2), "workers= is for real devices"),
     ],
 )
 def test_ways_to_run_that_contradict_themselves(how, said):

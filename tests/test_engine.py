@@ -75,7 +75,7 @@ class ScriptedExecutor(Executor):
 
 def run_scripted(monkeypatch, script, devices=1, **settings):
     executor = ScriptedExecutor(script, devices)
-    monkeypatch.setattr(Study, "_executor", lambda self, on, workers, dir: executor)
+    monkeypatch.setattr(Study, "_executor", lambda self, *where: executor)
     return study(**settings).run(progress=False), executor
 
 

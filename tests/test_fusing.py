@@ -3,6 +3,7 @@
 import json
 import signal
 import warnings
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -14,10 +15,10 @@ from torch import nn
 
 import penstock as ps
 from penstock import events
-from penstock.bundle import Description, Measured, Placement
+from penstock.bundle import Description, Failed, Measured, Placement
 from penstock.events import Asked, Dropped, Placed, Reported, read
 from penstock.executors import processes
-from penstock.executors.base import Device
+from penstock.executors.base import Device, DeviceAdded, DeviceLost
 from penstock.executors.local import LocalExecutor
 from penstock.fusing import ALL_UNLIKE, LARGEST, UNKNOWN, Fusing
 from penstock.history import History, TrialRecord
@@ -485,6 +486,111 @@ def test_what_was_measured_on_one_kind_of_device_bounds_no_bundle_on_another(mad
     assert [fusing.size("alike", device.name) for device in three] == [3, 3, None]
     assert [fusing.reason("alike", device.name) for device in three] == ["why", "why", ""]
     assert fusing.alike("new 1") == ["new 0", "new 1"]
+
+
+def test_a_device_that_comes_later_is_of_a_kind_that_may_be_known(made):
+    fusing, _ = made(a=ALIKE)
+    fusing.describe([record(0, "a")])
+    fusing.take(measured(3), "cpu")
+    fusing.look([Device("alike", "cpu", 2**40), Device("small", "cpu", 1000)])  # and "cpu" is gone
+    assert [fusing.limit("alike", name) for name in ("alike", "small")] == [3, 4]
+    assert [fusing.size("alike", name) for name in ("alike", "small")] == [3, None]
+    fusing.take(measured(2), "cpu")  # told by what is gone
+    assert fusing.limit("alike", "alike") == 2
+
+
+class Elastic(Turns):
+    """Devices come and go by turns; one that goes is handed back, or lost with what it trained."""
+
+    turns = {
+        8: ("add", "cpu:2"),
+        15: ("hand back", "cpu:1"),
+        24: ("lose", "cpu:2"),
+        30: ("hand back", "cpu:0"),
+        60: ("add", "cpu:1"),
+    }
+
+    def __init__(self, job, workers):
+        super().__init__(job, workers)
+        self.job, self.turn, self.bundles = job, 0, {}
+
+    def place(self, bundle):
+        assert bundle.devices[0] in {device.name for device in self._devices}, "placed on a device that is gone"
+        self.bundles[bundle.devices[0]] = bundle
+        super().place(bundle)
+
+    def wait(self, timeout=None):
+        self.turn += 1
+        assert self.turn < 10**4, "everybody waits, and nothing happens"
+        what, name = self.turns.get(self.turn, ("", ""))
+        if what == "add":
+            self._devices = [*self._devices, Device(name, "cpu", 2**30)]
+            self._workers[name] = Worker(self.job, name)
+            return [DeviceAdded(self._devices[-1])]
+        if what:
+            (gone,) = [device for device in self._devices if device.name == name]
+            self._devices = [device for device in self._devices if device is not gone]
+            if what == "hand back":  # those that leave say so at their next steps
+                self._workers[name].place(replace(self.bundles[name], placements=()))
+                return [DeviceLost(gone)]
+            self._workers.pop(name).close()
+            left = [Failed(p.trial, p.attempt, "lost", died=True) for p in self.bundles[name].placements]
+            return [DeviceLost(gone), *left]
+        return super().wait(timeout)
+
+
+@pytest.mark.parametrize("sharing", ["fused", "solo"])
+def test_trials_train_on_while_devices_come_and_go(sharing, monkeypatch):
+    """One comes by a new name; then all of them are gone for a while, until one comes by a name that was known."""
+    monkeypatch.setattr(processes, "ProcessExecutor", Elastic)
+    found = run(sharing=sharing, workers=2, trials=9, name="e")
+    assert {t.state for t in found.trials} == {"finished"}
+    assert [sorted(e.types) for e in logged("e", events.Devices)] == [
+        ["cpu:0", "cpu:1"],
+        ["cpu:0", "cpu:1", "cpu:2"],
+        ["cpu:0", "cpu:2"],
+        ["cpu:0"],
+        [],
+        ["cpu:1"],
+    ]
+    assert {e.devices[0] for e in logged("e", Placed)} == {"cpu:0", "cpu:1", "cpu:2"}
+    assert not any(e.own or e.final for e in logged("e", events.Failed)), "nobody is to blame"
+    moved = [e for e in logged("e", Placed) if e.state is not None]
+    assert any(e.state.step % 6 for e in moved), "what was handed back in the middle of a unit was kept"
+    alike(found, run(sharing="solo", trials=9))
+
+
+@pytest.mark.parametrize("most", [1, LARGEST])
+def test_a_bundle_whose_device_was_lost_is_not_told_anything_and_keeps_nobody_waiting(most, made, monkeypatch):
+    monkeypatch.setattr("penstock.fusing.LARGEST", most)
+    cards, declared = [Device(f"cpu:{i}", "cpu", 2**40) for i in range(3)], []
+    there = cards[:2]
+    monkeypatch.setattr(Described, "devices", lambda self: there)
+    monkeypatch.setattr(Described, "place", lambda self, bundle: declared.append(bundle), raising=False)
+    fusing, executor = made(forced=True, a=ALIKE)
+    history = History.of([events.Opened({"metric": "loss", "mode": "min"})])
+    placing = Placing(executor, history, fifo, history.apply, float, bool, fusing=fusing)
+
+    def ask(*trials):
+        for trial in trials:
+            history.apply(Asked(trial, {"kind": "a"}, 3, "g"))
+            placing.queue(history.trials[trial])
+        declared.clear()
+        placing.place()
+        return [(one.name, one.devices[0], [p.trial for p in one.placements]) for one in declared]
+
+    placing.look()
+    assert ask(0, 1) == [("bundle 1", "cpu:0", [0]), ("bundle 2", "cpu:1", [1])]
+    placing.lose("cpu:0")  # and it is back already, while 0 has not said that it left
+    assert ask(2) == [("bundle 3", "cpu:0", [2])]
+    there[:] = [cards[1], cards[2]]
+    placing.look()  # "cpu:2" has come; that "cpu:0" is gone is still to be told
+    assert ask(3) == [("bundle 4", "cpu:2", [3])]
+    placing.lose("cpu:0")
+    declared.clear()
+    placing.shrink("alike", 1, ["cpu:0", "cpu:1", "cpu:2"])
+    placing.stop()
+    assert {one.devices[0] for one in declared} == {"cpu:1", "cpu:2"}
 
 
 def test_bundles_shrink_on_the_devices_that_the_measurement_holds_for():

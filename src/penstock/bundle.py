@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from penstock.events import Measured as Measured
+from penstock.states import States
 from penstock.task import AnyTask
 from penstock.trial import Config, Mode, Report, StateRef
 
@@ -49,13 +49,16 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker of a study knows."""
+    """What every worker of a study knows. ``states`` may be given as a path or a URL."""
 
     task: AnyTask
     seed: int
     metric: str
     mode: Mode
-    states: Path
+    states: States
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "states", States.of(self.states))
 
 
 @dataclass(frozen=True)

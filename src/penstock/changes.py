@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import SpaceError, StudyError
 from penstock.events import Asked, Event, Opened
+from penstock.history import History, TrialRecord
 from penstock.space import Space
+from penstock.states import States, needed
+from penstock.trial import StateRef
 
 FIXED = ("metric", "mode", "seed")  # a study with another of these is another study
 CODE = "the task's code is another"
-CHANGEABLE = ("task", "source", "space", "algorithm", "sampler")
+CHANGEABLE = ("task", "source", "space", "algorithm", "sampler")  # not "states": see check_states
 
 
 def changes(past: Sequence[Event], now: dict[str, Any], grows: bool, allowed: bool) -> list[str]:
@@ -64,3 +68,36 @@ def check_configs(past: Sequence[Event], space: Space) -> None:
                     f"Trial {event.trial} of the log does not fit the changed space: {error} "
                     "Widen the space again, or start a new study under another name."
                 ) from None
+
+
+def check_states(past: Sequence[Event], history: History, dir: Path, place: str | None, allowed: bool) -> None:
+    """Refuse a place whose states are another study's, or where those that this one needs are not."""
+    states, opened = States.of_study(dir, place), [event.settings for event in past if isinstance(event, Opened)]
+    if not opened:
+        if place is not None and states.names():
+            raise StudyError(
+                f"{states} holds the states of another study, got states={place!r} for a new one of that name: give "
+                "this one another name, or delete them."
+            )
+        return
+    before = opened[-1].get("states")  # a log from before there was a choice has none
+    if before == place:
+        return
+    missing = [
+        record for record in history.trials if any(states.size(r.file) != r.bytes for r in _all(record, history))
+    ]
+    bound = [r for r in missing if r.copied_at >= 0 and r.status in ("waiting", "running", "paused")]
+    if not missing or (allowed and not bound):
+        return
+    back = "leave states= (--states) out" if before is None else f"give states={before!r} (--states)"
+    anew = "or let those trials begin again with allow_changes=True (--allow-changes)."
+    if bound:
+        anew = f"for trial {bound[0].number} had taken over another trial's and cannot begin again."
+    raise StudyError(
+        f"Study {dir.name!r} has its states in {States.of_study(dir, before)}, got {states}, where those of "
+        f"{len(missing)} trials are missing: {back}, or copy them there, {anew}"
+    )
+
+
+def _all(record: TrialRecord, history: History) -> list[StateRef]:
+    return needed(record, history) + ([] if record.start is None else [record.start])

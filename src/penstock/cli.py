@@ -40,7 +40,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, a
 Trials = Annotated[int | None, typer.Option(min=1, help="How many trials in all, resumes included.")]
 Deadline = Annotated[str | None, typer.Option(help="Time the study may use in all: 90s, 10m, 2h.")]
 Target = Annotated[float | None, typer.Option(help="Stop once the metric reaches this.")]
-Workers = Annotated[int, typer.Option(min=1, help="1 trains in this process; more are processes, one device each.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="How many devices, with a process each; on Ray at most.")]
+Weight = Annotated[float, typer.Option(min=0.001, help="The study's part of a Ray cluster beside other studies.")]
+States = Annotated[str | None, typer.Option(help="Where states are kept: a folder, or a URL such as s3://bucket/path.")]
 AllowChanges = Annotated[bool, typer.Option("--allow-changes", help="Go on although task, space or algorithm changed.")]
 
 
@@ -50,13 +52,6 @@ class Sharing(StrEnum):
     auto = "auto"
     solo = "solo"
     fused = "fused"
-
-
-class Where(StrEnum):
-    """Where trials run."""
-
-    local = "local"
-    simulated = "simulated"
 
 
 class Scheduler(StrEnum):
@@ -80,7 +75,13 @@ HowShared = Annotated[
 ]
 
 
-On = Annotated[Where, typer.Option(help="local: this machine. simulated: devices that are not there, in no time.")]
+On = Annotated[
+    str,
+    typer.Option(
+        metavar="local|ray|ray://HOST:PORT|simulated",
+        help="local: this machine. ray: a Ray cluster. simulated: devices that are not there, in no time.",
+    ),
+]
 Devices = Annotated[int | None, typer.Option(min=1, help="How many simulated devices; 8 unless given.")]
 HowScheduled = Annotated[
     Scheduler, typer.Option(help="Who gets how much of the devices; fifo: one trial a device, in the order of asking.")
@@ -117,21 +118,24 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Decides all that is random.")] = None,
     deadline: Deadline = None,
     target: Target = None,
-    workers: Workers = 1,
+    workers: Workers = None,
+    weight: Weight = 1.0,
     sharing: HowShared = Sharing.auto,
     scheduler: HowScheduled = Scheduler.waterfill,
-    on: On = Where.local,
+    on: On = "local",
     devices: Devices = None,
     dir: Annotated[Path | None, typer.Option(help="The folder that holds the studies.")] = None,
+    states: States = None,
     json: Json = False,
     allow_changes: AllowChanges = False,
 ) -> None:
     """Run the study of a Python file."""
-    changes = {"name": name, "trials": trials, "seed": seed, "deadline": deadline, "target": target, "dir": dir}
+    given = {"name": name, "trials": trials, "seed": seed, "deadline": deadline, "target": target}
+    changes = {**given, "dir": dir, "states": states}
     with _apart(json):
         with _refused(BAD_USAGE):
             study = load(file).replace(**{key: value for key, value in changes.items() if value is not None})
-        result = _run(study, _place(study, on, devices), workers, sharing, scheduler, allow_changes, json)
+        result = _run(study, _place(study, on, devices), workers, weight, sharing, scheduler, allow_changes, json)
     _show_result(study, result, json)
 
 
@@ -142,11 +146,13 @@ def resume(
     trials: Trials = None,
     deadline: Deadline = None,
     target: Target = None,
-    workers: Workers = 1,
+    workers: Workers = None,
+    weight: Weight = 1.0,
     sharing: HowShared = Sharing.auto,
     scheduler: HowScheduled = Scheduler.waterfill,
-    on: On = Where.local,
+    on: On = "local",
     devices: Devices = None,
+    states: States = None,
     json: Json = False,
     allow_changes: AllowChanges = False,
 ) -> None:
@@ -157,12 +163,12 @@ def resume(
         place = study_dir(dir, name)
     with _refused(FAILED):
         settings = history_of(place).settings
-    given = {"trials": trials, "deadline": deadline, "target": target}
-    changes = {key: settings[key] if value is None else value for key, value in given.items()}
+    given = {"trials": trials, "deadline": deadline, "target": target, "states": states}
+    changes = {key: settings.get(key) if value is None else value for key, value in given.items()}
     with _apart(json):
         with _refused(BAD_USAGE):
             study = load(origin(name, settings)).replace(name=name, dir=dir, seed=settings["seed"], **changes)
-        result = _run(study, _place(study, on, devices), workers, sharing, scheduler, allow_changes, json)
+        result = _run(study, _place(study, on, devices), workers, weight, sharing, scheduler, allow_changes, json)
     _show_result(study, result, json)
 
 
@@ -326,9 +332,11 @@ def _apart(json: bool) -> Iterator[None]:
         os.close(stdout)
 
 
-def _place(study: Study, on: Where, devices: int | None) -> str | Simulated:
+def _place(study: Study, on: str, devices: int | None) -> str | Simulated:
     with _refused(BAD_USAGE):
-        if on is Where.simulated:
+        if on not in ("local", "ray", "simulated") and not on.startswith("ray:"):
+            raise StudyError(f"--on must be local, ray, ray://host:port or simulated, got {on!r}.")
+        if on == "simulated":
             from penstock.rehearsal import rehearsal
 
             cluster, said = rehearsal(study, devices or 8)
@@ -336,13 +344,14 @@ def _place(study: Study, on: Where, devices: int | None) -> str | Simulated:
             return cluster
         if devices is not None:
             raise StudyError("--devices says how many are simulated: give it with --on simulated, or use --workers.")
-    return on.value
+    return on
 
 
 def _run(
     study: Study,
     on: str | Simulated,
-    workers: int,
+    workers: int | None,
+    weight: float,
     sharing: Sharing,
     scheduler: Scheduler,
     allow_changes: bool,
@@ -352,6 +361,7 @@ def _run(
         return study.run(
             on,
             workers=workers,
+            weight=weight,
             sharing=sharing.value,
             scheduler=scheduler.value,
             allow_changes=allow_changes,

@@ -6,11 +6,9 @@ algorithm, log what it wants next. Everything above the executor happens here, i
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from penstock import events
 from penstock.bundle import Failed, Finished, Measured, Saved, Stopped
@@ -23,6 +21,7 @@ from penstock.history import History, TrialRecord
 from penstock.pace import Pace
 from penstock.placing import Placing
 from penstock.scheduling.base import Scheduler
+from penstock.states import States, needed
 from penstock.trial import Config, Report, StateRef, Usage, score
 
 DRY = 3  # configs that are tried before the task is said to be at fault
@@ -50,7 +49,7 @@ class Engine:
         executor: Executor,
         schedule: Scheduler,
         *,
-        states: Path,
+        states: States,
         limits: Limits,
         fusing: Fusing | None = None,
         pace: Pace | None = None,
@@ -65,7 +64,7 @@ class Engine:
         self.used = history.clock  # seconds, by earlier drivers
         self.interrupted = False
         self.ending = False
-        self.files: dict[int, set[str]] = {}  # the states on disk that are still needed
+        self.files: dict[int, set[str]] = {}  # the states there are that are still needed
         self.needless: set[str] = set()
         self.successors: set[str] = set()  # the states that took their place
 
@@ -159,6 +158,8 @@ class Engine:
             return  # an older attempt: discarded, so that nothing is reported twice
         record = self.history.trials[event.trial]
         if isinstance(event, Report):
+            if event.unit > record.reported:
+                self.placing.acquit(event.trial)
             unlike = place.mode == "processes"
             self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=unlike)
             self._report(record, event)
@@ -174,9 +175,9 @@ class Engine:
             if not self.ending:  # its bundle was too large, or it is to have other devices
                 self.placing.queue(record, moved=True)
         else:
-            lost = self.placing.lost(event.trial)
+            own = self.placing.blames(event.trial, died=event.died)
             self.placing.left(event.trial)
-            self._fail(record, event, lost)
+            self._fail(record, event, own)
 
     def _measured(self, event: Measured) -> None:
         """A worker knows what sharing a device costs the trials of a signature: bundles that are too large shrink."""
@@ -214,12 +215,14 @@ class Engine:
             last = {k: v for k, v in record.curve[-1].items() if k != "budget"}
             self._log(events.Reported(record.number, record.attempt, budget, last, None, Usage(), self.clock()))
 
-    def _fail(self, record: TrialRecord, event: Failed, lost: bool) -> None:
-        final = not lost and (not event.died or record.deaths >= RETRIES)
+    def _fail(self, record: TrialRecord, event: Failed, own: bool) -> None:
+        if event.died and record.reported >= record.granted:
+            return  # it was about to leave: there is nothing to train again
+        final = own and (not event.died or record.deaths >= RETRIES)
         error = event.error
         if final and event.died:
             error = f"{error}, and so did {RETRIES} retries"
-        self._log(events.Failed(record.number, event.attempt, error, final, self.clock()))
+        self._log(events.Failed(record.number, event.attempt, error, final, self.clock(), own))
         if not final:
             self.placing.queue(record)
 
@@ -299,11 +302,14 @@ class Engine:
     # States that nothing can need any more
 
     def _find_files(self) -> None:
-        for path in self.states.glob("*") if self.states.is_dir() else ():
-            if path.suffix == ".pt" and _owner(path.name) < len(self.history.trials):
-                self.files.setdefault(_owner(path.name), set()).add(path.name)
+        unknown = []
+        for name in self.states.names():
+            if name.endswith(".pt") and _owner(name) < len(self.history.trials):
+                self.files.setdefault(_owner(name), set()).add(name)
             else:
-                path.unlink()  # cut short, or of a trial that the log does not know
+                unknown.append(name)  # cut short, or of a trial that the log does not know
+        if unknown:
+            self.states.delete(*unknown)
         for number in list(self.files):
             self._collect(number)
 
@@ -312,10 +318,7 @@ class Engine:
         if not files:
             return
         keep = {file for file in files if self.history.donors[file] > 0}
-        if record.state is not None and record.status in ("waiting", "running", "paused"):
-            keep.add(record.state.file)
-        if record.best_state is not None and (record is self.history.best or record is self.history.settled):
-            keep.add(record.best_state.file)
+        keep.update(state.file for state in needed(record, self.history))
         if files - keep:
             self.needless |= files - keep
             self.successors |= files & keep
@@ -326,16 +329,16 @@ class Engine:
         if not self.needless or self.log.tick() is not None:
             return
         for file in self.successors - self.needless:
-            with (self.states / file).open("rb") as state:
-                os.fsync(state.fileno())
-        for file in self.needless:
-            (self.states / file).unlink(missing_ok=True)
+            self.states.sync(file)
+        try:
+            self.states.delete(*self.needless)
+        except StudyError:  # a place that cannot be reached now: they are no reason to end a study
+            return
         self.needless.clear()
         self.successors.clear()
 
     def _intact(self, state: StateRef) -> bool:
-        path = self.states / state.file
-        return path.exists() and path.stat().st_size == state.bytes
+        return self.states.size(state.file) == state.bytes
 
 
 def _owner(file: str) -> int:

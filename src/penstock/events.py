@@ -121,13 +121,17 @@ class Saved:
 
 @dataclass(frozen=True)
 class Failed:
-    """An attempt ended by an error. ``final`` where the trial is given up."""
+    """An attempt ended by an error. ``final`` where the trial is given up.
+
+    ``own`` where it counts against the trial: not where its device was lost, nor where others died with it.
+    """
 
     trial: int
     attempt: int
     error: str
     final: bool
     clock: float
+    own: bool = True
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,44 @@ ALL_UNLIKE = 8  # trials of which no two could be fused are no accident
 HELD = 0.4  # of a device's memory may be the states of a bundle; the rest is for what a step computes
 
 
+class Suspects:
+    """Trials that died together, of which one at least kills its worker: halved by each death until that one is alone.
+
+    >>> suspects = Suspects()
+    >>> for trial in (4, 7, 8):
+    ...     suspects.fell("bundle 1", trial)
+    >>> suspects.bisect()
+    >>> [suspects.half([trial]) for trial in (4, 7, 8, 9)]
+    [1, 1, 2, 0]
+    """
+
+    def __init__(self) -> None:
+        self._fallen: dict[str, list[int]] = {}  # by bundle, since the last bisection
+        self._half: dict[int, int] = {}
+        self._halves = 0
+
+    def fell(self, bundle: str, trial: int) -> None:
+        """A trial died in a bundle of several."""
+        self._fallen.setdefault(bundle, []).append(trial)
+
+    def bisect(self) -> None:
+        """Those of each bundle are two halves from now on; none is fused with anybody outside of its own."""
+        for trials in self._fallen.values():
+            middle = (len(trials) + 1) // 2
+            for half in (trials[:middle], trials[middle:]):
+                self._halves += 1
+                self._half.update(dict.fromkeys(half, self._halves))
+        self._fallen.clear()
+
+    def acquit(self, trial: int) -> None:
+        """A trial came further: it may be fused with anybody again."""
+        self._half.pop(trial, None)
+
+    def half(self, trials: Iterable[int]) -> int:
+        """The half of these trials, which are together; 0 where none of them is a suspect."""
+        return next((self._half[trial] for trial in trials if trial in self._half), 0)
+
+
 class Fusing:
     """Signatures of trials, and bundle sizes of signatures.
 
@@ -29,13 +67,20 @@ class Fusing:
 
     def __init__(self, executor: Executor, profiles: Profiles, task: str, *, forced: bool) -> None:
         self.executor, self.profiles, self.task, self.forced = executor, profiles, task, forced
-        self.devices = {device.name: kind(device) for device in executor.devices()}
-        self.memory = {device.name: device.memory for device in executor.devices()}
+        self.devices: dict[str, str] = {}  # their kinds; lost ones too: what was measured there may still be told
+        self.memory: dict[str, int] = {}
+        self.look(executor.devices())
+        self.suspects = Suspects()
         self._bytes: dict[str, int] = {}  # of one trial's state, by signature
         self._described: dict[int, tuple[Config, Description]] = {}
         self._measured: dict[tuple[str, str], Measured] = {}  # by this study, of a signature on a kind of device
         self._said: set[str] = set()
         self._new: list[str] = []
+
+    def look(self, devices: Iterable[Device]) -> None:
+        """These devices there are; what is known of their kinds holds for those that come later."""
+        for device in devices:
+            self.devices[device.name], self.memory[device.name] = kind(device), device.memory
 
     def describe(self, records: Iterable[TrialRecord]) -> None:
         """Learn the signatures of trials whose configs are new."""

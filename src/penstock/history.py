@@ -24,7 +24,7 @@ class TrialRecord:
     granted: int = 0
     reported: int = 0
     attempt: int = 0
-    deaths: int = 0  # of its workers, since it last came further
+    deaths: int = 0  # of its workers with nobody else to blame, since it last came further
     curve: list[dict[str, float]] = field(default_factory=list)
     device_seconds: float = 0.0
     error: str | None = None
@@ -125,7 +125,7 @@ class History:
             self._save(self.trials[event.trial], event.state)
         elif isinstance(event, Failed):
             record = self.trials[event.trial]
-            record.deaths += 1
+            record.deaths += event.own
             record.error = event.error
             self._mark(record, "failed" if event.final else "waiting")
             self._rank(record)

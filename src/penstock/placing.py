@@ -38,6 +38,7 @@ class Place:
     reason: str = ""
     members: dict[int, Placement] = field(default_factory=dict)
     leaving: set[int] = field(default_factory=set)
+    torn: bool = False  # somebody died here who was not alone
 
     @property
     def share(self) -> float:
@@ -106,9 +107,9 @@ class Placing:
         self._moving.discard(trial)
         self._lost.discard(trial)
         self.pace.left(trial, place.members, self.clock())
-        if trial in self._assigned:
-            del self._demands[trial]
-            for name in self._assigned.pop(trial).devices:
+        if self._demands.pop(trial, None) is not None:
+            self._assigned.pop(trial, None)
+            for name in place.devices:
                 self._on[name].pop(trial, None)
                 self._measure(name)
         self._changed = True
@@ -121,6 +122,8 @@ class Placing:
             return
         self._devices = devices
         self.pace.look(devices)
+        if self.fusing is not None:
+            self.fusing.look(devices.values())
         self.log(events.Devices({name: device.type for name, device in devices.items()}, self.clock()))
         for name in devices:
             self._on.setdefault(name, {})
@@ -129,13 +132,37 @@ class Placing:
         self._changed = True
 
     def lose(self, device: str) -> None:
-        """A device is gone, and with it who runs there; it may be back already."""
-        self._lost.update(trial for trial, place in self.running.items() if device in place.devices)
+        """A device is gone; it may be back already. Who runs there has no part of it, and is told of later.
+
+        A scheduler is not shown them: there is nothing to decide.
+        """
+        for trial in [trial for trial, place in self.running.items() if device in place.devices]:
+            self._lost.add(trial)
+            self._assigned.pop(trial, None)
+            self._on[device].pop(trial, None)
+        if device in self._on:
+            self._measure(device)
+        self._changed = True
         self.look()
 
-    def lost(self, trial: int) -> bool:
-        """Whether a device of a running trial was lost."""
-        return trial in self._lost
+    def blames(self, trial: int, *, died: bool) -> bool:
+        """Whether a running trial's failure is its own: not where its device was lost, nor where it died with others.
+
+        Those are suspects then, until the one that kills its worker is alone with it.
+        """
+        place = self.running[trial]
+        if trial in self._lost:
+            return False
+        if not died or self.fusing is None or (len(place.members) == 1 and not place.torn):
+            return True
+        place.torn = True  # the last of them that is told of is alone here by then
+        self.fusing.suspects.fell(place.name, trial)
+        return False
+
+    def acquit(self, trial: int) -> None:
+        """A trial came further: it may be with anybody again."""
+        if self.fusing is not None:
+            self.fusing.suspects.acquit(trial)
 
     def _measure(self, name: str) -> None:
         """What is left of a device, counted anew."""
@@ -149,7 +176,9 @@ class Placing:
     # Placing
 
     def place(self) -> None:
-        """Carry out what the scheduler assigns."""
+        """Carry out what the scheduler assigns; without devices everybody waits until one comes."""
+        if not self._devices:
+            return
         if self.fusing is not None:
             if self.waiting:
                 self._place_fused(self.fusing)
@@ -241,8 +270,12 @@ class Placing:
 
     def _place_fused(self, fusing: Fusing) -> None:
         """Trials of one signature share a device, in bundles as large as was measured to pay."""
-        there = {place.name: place for place in self.running.values()}
-        running = [grouping.Running(p.name, p.devices[0], p.signature or None, len(p.members)) for p in there.values()]
+        fusing.suspects.bisect()
+        there = {place.name: place for place in self._bundles() if place.devices[0] in self._devices}
+        running = [
+            grouping.Running(p.name, p.devices[0], p.signature or None, len(p.members), fusing.suspects.half(p.members))
+            for p in there.values()
+        ]
         if len(there) >= len(self._devices) and not any(self._open(place, fusing) for place in there.values()):
             return
         fusing.describe([self.history.trials[trial] for trial in self.waiting])
@@ -268,7 +301,10 @@ class Placing:
         record, description = self.history.trials[demand.trial], fusing.of(demand.trial)
         state = record.state or record.start
         position = (0, 0) if state is None else (state.unit, state.step)
-        return grouping.Candidate(demand.trial, description.signature, position, description.batch_size, demand.asked)
+        half = fusing.suspects.half([demand.trial])
+        return grouping.Candidate(
+            demand.trial, description.signature, position, description.batch_size, demand.asked, half
+        )
 
     def _open(self, place: Place, fusing: Fusing) -> bool:
         room = fusing.limit(place.signature, place.devices[0]) if place.signature else 1
@@ -304,9 +340,13 @@ class Placing:
 
     # Changing bundles that run
 
+    def _bundles(self) -> list[Place]:
+        """Those that run, but for those whose device was lost, which end by themselves."""
+        return list({place.name: place for trial, place in self.running.items() if trial not in self._lost}.values())
+
     def shrink(self, signature: str, size: int, devices: Collection[str]) -> None:
         """Bundles of a signature on these devices hold no more than ``size``; where 1 is best they are dissolved."""
-        for place in {place.name: place for place in self.running.values()}.values():
+        for place in self._bundles():
             if place.signature != signature or place.devices[0] not in devices:
                 continue
             place.size = size
@@ -316,7 +356,7 @@ class Placing:
 
     def stop(self) -> None:
         """Everybody leaves."""
-        for place in {place.name: place for place in self.running.values()}.values():
+        for place in self._bundles():
             place.leaving |= place.members.keys()
             self._declare(place)
 

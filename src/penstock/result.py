@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PenstockError, StudyError
 from penstock.events import read
 from penstock.history import History, TrialRecord
+from penstock.states import States
 from penstock.task import AnyTask, FunctionTask, Task
 from penstock.timeline import Row, timeline
 from penstock.trial import Config, Metrics, Status
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Trial:
     """One trial of a result."""
 
-    def __init__(self, record: TrialRecord, task: AnyTask, states: Path) -> None:
+    def __init__(self, record: TrialRecord, task: AnyTask, states: States) -> None:
         self._record, self._task, self._states = record, task, states
 
     @property
@@ -79,7 +80,7 @@ class Trial:
         from penstock.training.checkpoint import load
 
         ref = self._record.best_state
-        if ref is None or not (self._states / ref.file).exists():
+        if ref is None or self._states.size(ref.file) is None:
             raise StudyError(
                 f"Trial {self.number} has no saved state: only paused trials, donors and the best keep theirs. "
                 "Ask result.best, or train this config again."
@@ -105,8 +106,8 @@ class Trial:
 class Result:
     """What a study found."""
 
-    def __init__(self, history: History, task: AnyTask, dir: Path) -> None:
-        self._history, self._task = history, task
+    def __init__(self, history: History, task: AnyTask, dir: Path, states: States) -> None:
+        self._history, self._task, self._states = history, task, states
         self.dir = dir
 
     @property
@@ -124,7 +125,7 @@ class Result:
         return [self._trial(record) for record in self._history.trials]
 
     def _trial(self, record: TrialRecord) -> Trial:
-        return Trial(record, self._task, self.dir / "states")
+        return Trial(record, self._task, self._states)
 
     @property
     def ended(self) -> str | None:

@@ -17,7 +17,7 @@ from penstock import __version__, events
 from penstock.algorithms.base import Algorithm
 from penstock.algorithms.sampling import Search
 from penstock.bundle import Job
-from penstock.changes import changes, check_configs, given
+from penstock.changes import changes, check_configs, check_states, given
 from penstock.decisions import Decider, replay
 from penstock.engine import Engine, Limits
 from penstock.errors import StudyError
@@ -35,6 +35,7 @@ from penstock.scheduling.fluid import dynamic_fluid, static_fluid
 from penstock.scheduling.speed import SpeedModel
 from penstock.scheduling.waterfill import waterfill
 from penstock.space import Space
+from penstock.states import States
 from penstock.tabulated import TabulatedTask
 from penstock.task import FunctionTask, as_task, fingerprint, task_name
 from penstock.timeline import Row, timeline
@@ -71,6 +72,8 @@ class Study:
         sampler: any Optuna sampler; independent draws without one.
         seed: decides weights, data order, draws and all else that is random.
         name: of the folder in ``dir`` that keeps the log and the states; a study of an existing name goes on.
+        states: another place for the states: a folder, or a URL that fsspec reaches, such as "s3://bucket/penstock".
+            The study's are in a folder of its name there.
         deadline: seconds the study may use in all, or text such as "90s", "10m", "2h".
         target: a value of the metric at which to stop.
     """
@@ -88,6 +91,7 @@ class Study:
         seed: int = 0,
         name: str | None = None,
         dir: str | Path = ".penstock",
+        states: str | Path | None = None,
         deadline: float | str | None = None,
         target: float | None = None,
     ) -> None:
@@ -113,6 +117,7 @@ class Study:
         self.metric, self.mode, self.seed = metric, mode, seed
         self.algorithm, self.sampler = algorithm, sampler
         self.name, self.dir = name, Path(dir)
+        self.states = None if states is None else str(States.of(states))
         self.deadline, self.target = seconds(deadline), target
         main = getattr(sys.modules.get("__main__"), "__file__", None)
         self.file = None if main is None else str(Path(main).absolute())  # what `penstock resume` loads again
@@ -129,6 +134,7 @@ class Study:
             "seed": seed,
             "name": name,
             "dir": dir,
+            "states": states,
             "deadline": deadline,
             "target": target,
         }
@@ -166,23 +172,27 @@ class Study:
         *,
         sharing: str = "auto",
         scheduler: str = "waterfill",
-        workers: int = 1,
+        workers: int | None = None,
+        weight: float = 1.0,
         allow_changes: bool = False,
         progress: bool | None = None,
     ) -> Result:
         """Run to the end, going on from the log where there is one.
 
         Args:
-            on: where: "local", or ``ps.Simulated(devices=64)``, a cluster that is not there, on a virtual clock.
+            on: where: "local"; "ray", the Ray cluster that runs here or a new one, or "ray://host:port"; or
+                ``ps.Simulated(devices=64)``, a cluster that is not there, on a virtual clock.
             sharing: how trials share a device: "solo", "fused" (as one model, in bundles as large as can be), or
                 "auto", which measures what pays.
             scheduler: who gets how much of the devices: "waterfill", "dynamic_fluid", "static_fluid", or "fifo", one
                 trial a device.
-            workers: 1 trains in this process; more are processes with one device each.
+            workers: how many devices at most, each with a worker of its own: on this machine 1, which trains in this
+                process, unless given; on a cluster all of them.
+            weight: the study's part of a Ray cluster beside those of other studies.
             allow_changes: go on although the task, the space or the algorithm changed since the log was written.
             progress: show it; None where a person is looking.
         """
-        schedule = self._check_run(on, sharing, scheduler, workers)
+        schedule = self._check_run(on, sharing, scheduler, workers, weight)
         log = self._open()
         try:
             settings = self._settings(log.dir.name)
@@ -192,7 +202,8 @@ class Study:
             history, decider = History(), Decider(self.algorithm, self._search(self.trials))
             pending = replay(log.past, history, decider, given=given(log.past, bool(settings["changed"])))
             pending += decider.opened(self.trials)
-            executor = self._executor(on, workers, log.dir)
+            states = self._states(log, history, allow_changes)
+            executor = self._executor(on, workers, weight, log.dir)
             try:
                 limits = Limits(self.deadline, self.target)
                 engine = Engine(
@@ -201,7 +212,7 @@ class Study:
                     decider,
                     executor,
                     schedule,
-                    states=log.dir / "states",
+                    states=states,
                     limits=limits,
                     fusing=self._fusing(executor, sharing, scheduler, log.dir),
                     pace=self._pace(executor, sharing, log.dir),
@@ -217,7 +228,7 @@ class Study:
                 executor.close()
         finally:
             log.close()
-        result = Result(history, self.task, log.dir)
+        result = Result(history, self.task, log.dir, states)
         result.save_best()
         self._ran = log.dir
         return result
@@ -234,9 +245,23 @@ class Study:
             return Log.open(self.dir / self.name)
         stem = re.sub(r"\W+", "-", task_name(self.task).lower()).strip("-") or "study"
         number = 1
-        while (self.dir / f"{stem}-{number}").exists():
+        while self._taken(f"{stem}-{number}"):
             number += 1
         return Log.open(self.dir / f"{stem}-{number}")
+
+    def _taken(self, name: str) -> bool:
+        """Whether there is a study of that name, here or, where several machines share a place for states, there."""
+        if (self.dir / name).exists():
+            return True
+        return self.states is not None and bool(States.of_study(self.dir / name, self.states).names())
+
+    def _states(self, log: Log, history: History, allow_changes: bool) -> States:
+        """Where the states are, known to be usable before anything trains; the study's own folder is."""
+        states = States.of_study(log.dir, self.states)
+        if self.states is not None:
+            states.probe()
+        check_states(log.past, history, log.dir, self.states, allow_changes)
+        return states
 
     def _settings(self, name: str) -> dict[str, Any]:
         settings = {
@@ -254,18 +279,24 @@ class Study:
             "sampler": None if self.sampler is None else type(self.sampler).__name__,
             "seed": self.seed,
             "trials": self.trials,
+            "states": self.states,
             "deadline": self.deadline,
             "target": self.target,
         }
         kept: dict[str, Any] = plain(settings)
         return kept
 
-    def _check_run(self, on: str | Simulated, sharing: str, scheduler: str, workers: int) -> Scheduler:
+    def _check_run(
+        self, on: str | Simulated, sharing: str, scheduler: str, workers: int | None, weight: float
+    ) -> Scheduler:
+        ray = isinstance(on, str) and (on == "ray" or on.startswith("ray:"))
         if isinstance(on, Simulated):
-            if workers != 1:
-                raise StudyError("workers= is for this machine: a simulated cluster has Simulated(devices=...).")
-        elif on != "local":
-            raise StudyError(f'on must be "local" or penstock.Simulated(devices=64), got {on!r}.')
+            if workers is not None:
+                raise StudyError("workers= is for real devices: a simulated cluster has Simulated(devices=...).")
+        elif on != "local" and not ray:
+            raise StudyError(
+                f'on must be "local", "ray", "ray://host:port" or penstock.Simulated(devices=64), got {on!r}.'
+            )
         elif isinstance(self.task, TabulatedTask):
             raise StudyError(
                 "The trials of a TabulatedTask are looked up and not trained: run it on a simulated cluster, as in "
@@ -277,15 +308,26 @@ class Study:
             raise StudyError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {scheduler!r}.")
         if scheduler == "fifo" and sharing == "fused":
             raise StudyError('scheduler="fifo" gives each trial a device of its own: leave sharing="fused" out.')
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
             raise StudyError(f"workers must be a whole number above 0, got {workers!r}.")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise StudyError(f"weight must be a number above 0, got {weight!r}.")
+        if weight != 1 and not ray:
+            raise StudyError('weight= is a study\'s part of a Ray cluster: it goes with on="ray".')
+        if (ray or (workers or 1) > 1) and self.states is not None and self.states.startswith("memory:"):
+            raise StudyError(f"Expected a place that all workers reach, got states={self.states!r}: use workers=1.")
         return SCHEDULERS[scheduler]
 
-    def _executor(self, on: str | Simulated, workers: int, dir: Path) -> Executor:
-        job = Job(self.task, self.seed, self.metric, self.mode, (dir / "states").absolute())
+    def _executor(self, on: str | Simulated, workers: int | None, weight: float, dir: Path) -> Executor:
+        job = Job(self.task, self.seed, self.metric, self.mode, States.of_study(dir, self.states))
         if isinstance(on, Simulated):
             return SimulatedExecutor(job, on)
-        if workers == 1:
+        if on != "local":
+            from penstock.executors.ray import RayExecutor
+
+            folder = None if self.file is None else Path(self.file).parent
+            return RayExecutor(job, on, workers=workers, weight=weight, folder=folder)
+        if workers is None or workers == 1:
             from penstock.executors.local import LocalExecutor
 
             return LocalExecutor(job)
@@ -327,7 +369,8 @@ def tune(
     on: str | Simulated = "local",
     sharing: str = "auto",
     scheduler: str = "waterfill",
-    workers: int = 1,
+    workers: int | None = None,
+    weight: float = 1.0,
     **settings: Any,
 ) -> Result:
     """``Study(task, space, ...).run(on=..., sharing=..., scheduler=..., workers=...)`` in one call.
@@ -339,7 +382,7 @@ def tune(
     >>> len(ps.tune(train, space, metric="loss", mode="min", algorithm=algorithm, trials=9).trials)
     9
     """
-    return Study(task, space, **settings).run(on, sharing=sharing, scheduler=scheduler, workers=workers)
+    return Study(task, space, **settings).run(on, sharing=sharing, scheduler=scheduler, workers=workers, weight=weight)
 
 
 def seconds(time: float | str | None) -> float | None:

@@ -35,7 +35,7 @@ def test_trials_are_ranked_by_their_best_and_a_diverged_one_never_is() -> None:
 def test_facts_of_a_study(tmp_path: Path) -> None:
     study = write(tmp_path, "digits-1", ended("target"))
     (study / "states").mkdir()
-    (study / "states" / "a.pt").write_bytes(b"x" * 1500)
+    (study / "states" / "000000-1-6.pt").write_bytes(b"x" * 1500)
     facts = summary.study_facts(study, summary.history_of(study))
     assert facts["trials"] == {"finished": 1, "paused": 3, "failed": 1}
     assert (facts["name"], facts["ended"], facts["seconds"], facts["units"]) == ("digits-1", "target", 5.0, 7)

@@ -101,6 +101,26 @@ def test_a_bundle_on_a_lost_device_neither_takes_nor_counts():
     assert placed("x", running, [*trials("a", 0, 1), *trials("b", 2)]) == {"x": (0, 1)}
 
 
+# Suspects
+
+
+def suspects(half, *numbers):
+    return [replace(one, half=half) for one in trials("a", *numbers)]
+
+
+def test_suspects_fuse_with_those_of_their_half_alone():
+    waiting = [*suspects(1, 0, 1), *suspects(2, 2), *trials("a", 3, 4)]
+    assert set(placed("xyz", [], waiting).values()) == {(0, 1), (2,), (3, 4)}
+    assert {g.signature for g in group("xyz", [], waiting, limits(8))} == {"a"}
+
+
+def test_suspects_enter_no_bundle_of_others_and_are_not_joined_by_others():
+    others, ours = Running("b", "x", "a", 1), Running("c", "y", "a", 1, half=1)
+    assert placed("xy", [others, ours], suspects(2, 0)) == {}
+    assert placed("xy", [others, ours], suspects(1, 0)) == {"y": (0,)}
+    assert placed("xy", [others, ours], trials("a", 0)) == {"x": (0,)}
+
+
 # Sharing devices
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import cloudpickle
 
+from penstock.executors.serving import Order, serve
+
 
 def main(fd: int) -> None:
     connection: Connection[Any, Any] = Connection(fd)
@@ -28,32 +30,15 @@ def main(fd: int) -> None:
     except Exception:
         connection.send(("broken", traceback.format_exc()))
         return
-    inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
-    while True:
-        while worker.idle or not inbox.empty():
-            kind, value = inbox.get()
-            if kind == "place":
-                worker.place(value)
-            else:
-                connection.send(("described", _describe(worker, *value)))
-        event = worker.advance()
-        if event is not None:
-            connection.send(("event", event))
+    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
+    serve(worker, orders, lambda kind, value: connection.send((kind, value)))
 
 
-def _describe(worker: Any, configs: list[Any], train: bool) -> object:
-    try:
-        return [worker.describe(config, train=train) for config in configs]
-    except Exception as error:
-        error.add_note(traceback.format_exc())  # a traceback does not travel, its text does
-        return error
-
-
-def _listen(connection: Connection[Any, Any], inbox: queue.SimpleQueue[tuple[str, Any]]) -> None:
+def _listen(connection: Connection[Any, Any], orders: queue.SimpleQueue[Order]) -> None:
     try:
         while True:
-            inbox.put(connection.recv())
+            orders.put(connection.recv())
     except (EOFError, OSError):
         os._exit(0)  # the driver is gone, and so is every reason to train
 

@@ -18,8 +18,6 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-import cloudpickle
-
 from penstock.bundle import Bundle, Description, Failed, Finished, Job, Measured, Stopped
 from penstock.errors import StudyError
 from penstock.executors.base import Device, Executor, ExecutorEvent
@@ -32,7 +30,7 @@ class ProcessExecutor(Executor):
 
     def __init__(self, job: Job, workers: int) -> None:
         self._began = time.monotonic()
-        self._job = _pickled(job)
+        self._job = pickled(job, "worker processes")
         self._threads: int | None = None
         found = find_devices()
         if found[0].type == "cpu":
@@ -174,12 +172,28 @@ class _Process:
         self.connection.close()
 
 
-def _pickled(job: Job) -> bytes:
+def pickled(job: Job, whom: str) -> bytes:
+    """A job as it is sent to workers; where that cannot be, which attribute of the task is why."""
+    import cloudpickle
+
     try:
         data: bytes = cloudpickle.dumps(job)
     except Exception as error:
+        task = getattr(job.task, "function", job.task)
+        unable = [f"its attribute {name!r}" for name, value in getattr(task, "__dict__", {}).items() if not _can(value)]
         raise StudyError(
-            f"The task cannot be sent to worker processes ({type(error).__name__}: {error}). Open files, locks and "
-            "connections inside its methods instead of keeping them as attributes, or use workers=1."
+            f"The task cannot be sent to {whom}: {', '.join(unable) or 'it'} cannot be pickled "
+            f"({type(error).__name__}: {error}). Open files, locks and connections inside its methods instead of "
+            'keeping them as attributes, or use on="local" with workers=1.'
         ) from None
     return data
+
+
+def _can(value: object) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True

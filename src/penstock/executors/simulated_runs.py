@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 from penstock.bundle import Bundle, BundleMode, Failed, Finished, Measured, Placement, Stopped
 from penstock.curve import Curve
 from penstock.errors import TaskError
 from penstock.executors.simulated_settings import Simulated, doublings
+from penstock.states import States
 from penstock.tabulated import Tabulated
 from penstock.training.randomness import own_randomness, random_state, set_random_state
 from penstock.training.worker import Worker
@@ -61,7 +60,7 @@ class Source(ABC):
 class Lookup(Source):
     """Units that stand in a table. A state is a file of a few bytes, which only the trial's position is read from."""
 
-    def __init__(self, placement: Placement, table: Tabulated, states: Path, saving_every: int) -> None:
+    def __init__(self, placement: Placement, table: Tabulated, states: States, saving_every: int) -> None:
         self.trial, self.attempt = placement.trial, placement.attempt
         self.state = placement.state
         self.unit = 0 if placement.state is None else placement.state.unit
@@ -100,14 +99,7 @@ class Lookup(Source):
     def _save(self) -> StateRef:
         name = f"{self.trial:06d}-{self.attempt}-{self.unit}.pt"
         content = b"%d\n" % self.unit
-        path = f"{self._states}/{name}"
-        try:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        except FileNotFoundError:
-            self._states.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.write(file, content)
-        os.close(file)
+        self._states.write(name, content)
         self.state = StateRef(name, self.unit, self.unit, len(content))
         return self.state
 

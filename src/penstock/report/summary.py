@@ -7,7 +7,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from penstock.errors import LogError, StudyError
 from penstock.events import Event, read
 from penstock.history import History, TrialRecord
+from penstock.states import States, Store, needed
 from penstock.timeline import timeline, utilisation
 
 LOG = "log.jsonl"
@@ -83,7 +83,8 @@ def study_facts(study: Path, history: History) -> dict[str, Any]:
         "deadline": settings.get("deadline"),
         "target": settings.get("target"),
         "device_seconds": sum(trial.device_seconds for trial in history.trials),
-        "state_bytes": sum(_size(file) for file in (study / "states").glob("*")),
+        "states": settings.get("states"),
+        "state_bytes": _state_bytes(study, history),
         "model": str(study / "best.pt") if (study / "best.pt").is_file() else None,
         "modes": dict(Counter(history.mode_of.values())),
         "measured": [{**vars(one), "type": type} for (_, type), one in history.measured.items()],
@@ -147,7 +148,10 @@ def _driver(study: Path) -> int | None:
     return pid
 
 
-def _size(file: Path) -> int:
-    with suppress(FileNotFoundError):  # collected since by the driver
-        return file.stat().st_size
-    return 0
+def _state_bytes(study: Path, history: History) -> int:
+    """What the states take; by the log where they are elsewhere, so that looking at a study asks no network."""
+    states = States.of_study(study, history.settings.get("states"))
+    if isinstance(states, Store):
+        kept = {state for trial in history.trials for state in needed(trial, history)}
+        return sum(state.bytes for state in kept)
+    return sum(states.size(name) or 0 for name in states.names())

@@ -91,7 +91,7 @@ def study_summary(facts: dict[str, Any]) -> RenderableType:
         rows.add_row("devices", f"{facts['devices']}, busy {facts['utilisation']:.0%} of the time")
     if facts["modes"]:
         rows.add_row("modes", "  ".join(f"{count} {mode}" for mode, count in facts["modes"].items()))
-    rows.add_row("states", f"{size(facts['state_bytes'])} on disk")
+    rows.add_row("states", f"{size(facts['state_bytes'])} {_if('in {}', facts['states']) or 'on disk'}")
     rows.add_row("model", facts["model"] or Text("none saved", style="dim"))
     rows.add_row("ended", ending(facts))
     return rows

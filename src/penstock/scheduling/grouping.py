@@ -16,6 +16,7 @@ class Candidate:
 
     ``position`` is its epoch and its place in that epoch's order: trials at the same position share a batch.
     ``weight`` is its batch size. ``asked`` is one more with each asking, so that it tells how many came in between.
+    Where a worker died, one of its trials may be to blame: the trials of a ``half`` above 0 fuse among themselves only.
     """
 
     trial: int
@@ -23,6 +24,7 @@ class Candidate:
     position: tuple[int, int]
     weight: int
     asked: int = 0
+    half: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Running:
     device: str
     signature: str | None
     trials: int
+    half: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def group(
     """Gather the trials that wait, which come in the order of asking, into bundles: adaptive fusion, Hydro §4.3.
 
     ``limit(signature, device)`` is the most trials that a bundle may hold there; 1: they run solo, like a trial without
-    a signature, which is a group of its own.
+    a signature, which is a group of its own. So is a half of suspects.
 
     - A free device goes to a group that has none, the heaviest first, and then to the group whose devices carry
       most; a group weighs batch size × trials (Hydro's B × N), those that run already included. So every group has a
@@ -105,13 +108,15 @@ class _Place:
 
 
 def _groups(running: Sequence[Running], waiting: Sequence[Candidate]) -> list[_Group]:
-    members: dict[str | int, list[Candidate]] = {}  # a trial without a signature goes by its place in the queue
-    for i, candidate in enumerate(waiting):
-        members.setdefault(i if candidate.signature is None else candidate.signature, []).append(candidate)
-    bundles: dict[str | int, list[Running]] = {}
+    members: dict[tuple[str | int, int], list[Candidate]] = {}
+    for i, candidate in enumerate(waiting):  # a trial without a signature goes by its place in the queue
+        members.setdefault((i if candidate.signature is None else candidate.signature, candidate.half), []).append(
+            candidate
+        )
+    bundles: dict[tuple[str | int, int], list[Running]] = {}
     for one in running:
         if one.signature is not None:
-            bundles.setdefault(one.signature, []).append(one)
+            bundles.setdefault((one.signature, one.half), []).append(one)
     return [_Group(ours[0].signature, tuple(ours), tuple(bundles.get(key, ()))) for key, ours in members.items()]
 
 

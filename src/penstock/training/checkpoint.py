@@ -1,4 +1,4 @@
-"""A trial's state on disk: written whole or not at all, and loaded without running anyone's code.
+"""A trial's state as a file: written whole or not at all, and loaded without running anyone's code.
 
 A file holds plain tensors, numbers and strings (``weights_only=True`` loads it): the model, the optimizer and the
 scheduler as their ``state_dict`` gives them, the position in the data, and the random states as tensors and integers.
@@ -13,42 +13,30 @@ from typing import Any
 import torch
 
 from penstock.errors import TaskError
+from penstock.states import States
 from penstock.trial import StateRef
 
 State = dict[str, Any]
 
 
-def save(state: State, dir: Path, name: str) -> StateRef:
-    """Write a state so that it is whole before its name exists.
-
-    It is not synced: a power loss may take a state that the log names, and its trial then trains again to where it was.
-    The engine syncs those that take the place of an older one.
-    """
-    partial = dir / f"{name}.partial"
+def save(state: State, states: States | Path | str, name: str) -> StateRef:
+    """Write a state so that it is whole before its name exists."""
     buffer = io.BytesIO()  # one write of the whole: the zip writer seeks, which is slow on network file systems
     torch.save(state, buffer)
-    try:
-        file = partial.open("wb", buffering=0)
-    except FileNotFoundError:
-        dir.mkdir(parents=True, exist_ok=True)
-        file = partial.open("wb", buffering=0)
-    with file:
-        rest = buffer.getbuffer()
-        while rest:
-            rest = rest[file.write(rest) :]
-    partial.replace(dir / name)
+    States.of(states).write(name, buffer.getbuffer())
     return StateRef(name, state["unit"], state["step"], buffer.tell())
 
 
-def load(dir: Path, ref: StateRef) -> State:
+def load(states: States | Path | str, ref: StateRef) -> State:
     """The state that a reference names, on the CPU: what takes it over brings it to its own device."""
-    path = dir / ref.file
+    states = States.of(states)
     try:
-        state: State = torch.load(path, map_location="cpu", weights_only=True)
+        with states.read(ref.file) as file:
+            state: State = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise TaskError(
-            f"The state {path} cannot be read ({type(error).__name__}: {error}): expected the {ref.bytes} bytes that "
-            "the log names. Restore the file, or start the study under another name."
+            f"The state {states.where(ref.file)} cannot be read ({type(error).__name__}: {error}): expected the "
+            f"{ref.bytes} bytes that the log names. Restore the file, or start the study under another name."
         ) from None
     return state
 

@@ -1,0 +1,423 @@
+"""Workers on a Ray cluster: one actor a device, kept warm for any bundle of any trial, on nodes that come and go.
+
+A worker has a placement group of its own and is asked for its events all the time; a call that fails, or stays
+unanswered, is the one sign of a death, whatever died. A process that died is replaced. Where its node may have died
+with it, the node is left alone until it is known to be well: Ray places actors on dead nodes for a while. Nodes and the
+study's part of the cluster are looked at every half second.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+import uuid
+import warnings
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock import __version__
+from penstock.bundle import Bundle, Description, Failed, Finished, Job, Measured, Stopped
+from penstock.errors import StudyError
+from penstock.executors import ray_studies
+from penstock.executors.base import Device, DeviceAdded, DeviceLost, Executor, ExecutorEvent
+from penstock.executors.processes import pickled
+from penstock.executors.ray_cluster import Connection, Offer, connect, living, offer, require
+from penstock.executors.ray_worker import Hello, RayWorker
+from penstock.states import Folder
+from penstock.trial import Config
+
+LOOK = 0.5  # seconds between two looks at the cluster
+BEAT = 2.0  # seconds after which a worker answers though nothing happened
+SILENT = 60.0  # seconds without an answer, after which a worker has hung
+STARTING = 120.0  # seconds that a worker has to start; the first one of a study, that any has
+SLICE = 0.1  # seconds after which a wait looks whether it was woken
+DOUBT = 15.0  # seconds that a node is left alone after a worker was lost there in an unclear way
+STILLBORN = 5  # workers that died before they were ready, one after another, of which nothing will come
+FAILURES = 3  # such losses of one node, each of which doubles that time, until a warning
+
+
+class RayExecutor(Executor):
+    """One worker for each device that this study may have, ``workers`` of them at most.
+
+    ``weight`` is the study's part of the cluster beside other studies. ``folder`` is the code that nodes need.
+    """
+
+    def __init__(
+        self, job: Job, on: str = "ray", *, workers: int | None = None, weight: float = 1.0, folder: Path | None = None
+    ) -> None:
+        self._ray = require()
+        data = pickled(job, "workers on other machines")
+        self._connection: Connection = connect(on, folder)
+        self._began = time.monotonic()
+        self._events: deque[ExecutorEvent] = deque()
+        self._slots: list[_Slot] = []
+        self._avoided: dict[str, float] = {}  # until when each node in doubt is left alone
+        self._doubts: Counter[str] = Counter()
+        self._closed, self._woken = False, False
+        self._looked, self._stillborn = -LOOK, 0
+        self._most, self._studies = workers, _Studies(self._ray, uuid.uuid4().hex, weight)
+        self._states, self._token = job.states, _token(job)
+        try:
+            found = offer()
+            if found.devices < (workers or 1):
+                raise StudyError(_too_few(workers, found))
+            self._job, self._paths = self._ray.put(data), [os.getcwd(), *filter(os.path.isdir, sys.path)]
+            self._quota = min(found.devices, workers or found.devices)
+            self._fill(found)
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    # The contract
+
+    def devices(self) -> Sequence[Device]:
+        return [slot.device for slot in self._slots if slot.phase == "ready" and slot.device is not None]
+
+    def place(self, bundle: Bundle) -> None:
+        slot = self._slot(bundle.devices[0])
+        new = [p for p in bundle.placements if slot is None or (p.trial, p.attempt) not in slot.running]
+        if slot is None or slot.phase == "leaving":  # it went while the engine decided: these are to go elsewhere
+            self._events += [Stopped(p.trial, p.attempt, p.state) for p in new]
+            return
+        states = {}
+        if not slot.shared:
+            for one in {p.state.file for p in new if p.state is not None}:
+                with self._states.read(one) as file:
+                    states[one] = file.read()
+        slot.running += [(p.trial, p.attempt) for p in new]
+        slot.actor.place.remote(bundle, states)
+
+    def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._events and not self._woken:
+            left = SLICE if end is None else min(SLICE, end - time.monotonic())
+            self._listen(max(0.0, left))
+            self._look()
+            if end is not None and time.monotonic() >= end:
+                break
+        self._woken = False
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def wake(self) -> None:
+        self._woken = True
+
+    def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
+        while True:
+            slot = next((slot for slot in self._slots if slot.phase == "ready"), None)
+            if slot is None:
+                if not train:
+                    return [Description()] * len(configs)
+                raise StudyError("The cluster has lost all its devices before the first trial: see `ray status`.")
+            asked = slot.actor.describe.remote(list(configs), train)
+            while not self._ray.wait([asked], timeout=SLICE)[0]:
+                self._listen(0.0)
+                self._look()
+                if slot.phase not in ("ready", "leaving"):
+                    break
+            try:
+                answer = self._ray.get(asked, timeout=SLICE)
+            except self._ray.exceptions.RayError as error:
+                if train:
+                    raise StudyError(f"The worker that tried a dry batch died: {_how(error)}") from None
+                self._lose(slot, error)
+                continue
+            if isinstance(answer, Exception):
+                raise answer
+            return list(answer)
+
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def close(self) -> None:
+        if self._closed:  # Ray would start a cluster of its own rather than say that it is not connected
+            return
+        self._closed = True
+        for slot in list(self._slots):
+            self._remove(slot)
+        with suppress(Exception):
+            self._studies.leave()
+        if self._token is not None:
+            with suppress(OSError):
+                self._token.unlink()
+        self._connection.close()
+
+    # Workers
+
+    def _fill(self, found: Offer) -> None:
+        """Ask for workers until there are as many as this study may have."""
+        wanted = min(self._quota, found.devices)
+        while sum(slot.phase != "leaving" for slot in self._slots) < wanted:
+            self._slots.append(self._make(found))
+
+    def _make(self, found: Offer) -> _Slot:
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        needs = {"CPU": 1} if found.resource == "CPU" else {"GPU": 1, "CPU": int(all(found.cores.values()))}
+        avoided = [{"ray.io/node-id": f"!in({','.join(self._avoided)})"}] if self._avoided else None
+        group = placement_group([needs], strategy="STRICT_PACK", bundle_label_selector=avoided)
+        cores = 1 if found.resource == "CPU" else min(found.cores.values(), default=1)
+        actor = (
+            self._ray.remote(concurrency_groups={"listening": 1})(RayWorker)  # all else in the order of the calls
+            .options(
+                num_cpus=needs["CPU"],
+                num_gpus=needs.get("GPU", 0),
+                max_restarts=0,  # one that was restarted has lost its state: ours are elsewhere
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=False),
+            )
+            .remote(self._job, self._paths, "" if self._token is None else self._token.name, cores)
+        )
+        return _Slot(group, actor, actor.hello.remote(), time.monotonic())
+
+    def _start(self) -> None:
+        """Wait until all workers that can start have: a study's first bundles are as large as its devices are many."""
+        end = time.monotonic() + STARTING
+        while any(slot.phase == "starting" for slot in self._slots):
+            self._listen(SLICE)
+            self._look()
+            ready = [slot for slot in self._slots if slot.phase == "ready"]
+            if ready and time.monotonic() > max(slot.came for slot in ready) + self._patience():
+                break  # others hold the rest of the cluster; they come when they can
+            if time.monotonic() > end:
+                raise StudyError(
+                    f"None of the cluster's devices could be had within {STARTING:.0f} seconds: others hold them all. "
+                    "See `ray status`, and try again when they are free."
+                )
+        self._events = deque(e for e in self._events if not isinstance(e, DeviceAdded))  # the engine looks by itself
+
+    def _patience(self) -> float:
+        """Seconds that the next worker is waited for once one is there: about what that one took."""
+        first = min(slot.came - slot.began for slot in self._slots if slot.phase == "ready")
+        return max(1.0, first)
+
+    def _slot(self, device: str) -> _Slot | None:
+        return next((s for s in self._slots if s.device is not None and s.device.name == device), None)
+
+    def _listen(self, timeout: float) -> None:
+        """Take in what workers have said."""
+        asked = {slot.asked: slot for slot in self._slots if slot.asked is not None}
+        if not asked:
+            time.sleep(timeout)
+            return
+        ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=timeout)
+        if ready and len(asked) > 1:
+            ready, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        for one in ready:
+            slot = asked[one]
+            if slot not in self._slots:
+                continue
+            try:
+                said = self._ray.get(one, timeout=SILENT)
+            except self._ray.exceptions.RayError as error:
+                self._lose(slot, error)
+                continue
+            slot.heard = time.monotonic()
+            if isinstance(said, Hello):
+                self._greet(slot, said)
+            else:
+                self._hear(slot, said)
+
+    def _greet(self, slot: _Slot, hello: Hello) -> None:
+        """A worker is ready: its device is one of the study's."""
+        where = f"{hello.host} (node {hello.node[:6]})"
+        versions = {"Python": (hello.python, platform.python_version()), "Penstock": (hello.penstock, __version__)}
+        for name, (theirs, ours) in versions.items():
+            if theirs != ours and (name != "Python" or theirs.split(".")[:2] != ours.split(".")[:2]):
+                raise StudyError(
+                    f"{where} has {name} {theirs} and the driver has {ours}: expected the same on all nodes. Install "
+                    f"{name} {ours} there."
+                )
+        if hello.broken:
+            raise StudyError(f"A worker could not start on {where}:\n{hello.broken.strip()}")
+        slot.asked = slot.actor.events.options(concurrency_group="listening").remote(BEAT)
+        kind = "cpu" if hello.number is None else "gpu"
+        taken = {s.device.name for s in self._slots if s.device is not None}
+        numbers = [hello.number] if hello.number is not None else range(len(self._slots) + 1)
+        name = next((n for n in (f"{hello.node[:6]}/{kind}:{i}" for i in numbers) if n not in taken), slot.name)
+        cores = os.cpu_count() or 1
+        memory = hello.memory // cores if kind == "cpu" else hello.memory
+        slot.node, slot.pid, slot.shared = hello.node, hello.pid, hello.shared
+        slot.device = Device(name, hello.type, memory, hello.node[:6])
+        slot.phase, slot.came, self._stillborn = "ready", slot.heard, 0
+        self._events.append(DeviceAdded(slot.device))
+
+    def _hear(self, slot: _Slot, said: list[Any]) -> None:
+        slot.asked = slot.actor.events.options(concurrency_group="listening").remote(BEAT)
+        assert slot.device is not None
+        for event, state in said:
+            if state is not None:
+                self._states.write(event.state.file, state)  # before anyone hears of it
+            if isinstance(event, Finished | Stopped | Failed):
+                slot.running = [one for one in slot.running if one != (event.trial, event.attempt)]
+            elif isinstance(event, Measured):
+                event = replace(event, device=slot.device.name)  # to its worker, each device is the first
+            self._events.append(event)
+        if slot.phase == "leaving" and not slot.running:
+            self._remove(slot)
+
+    # Deaths
+
+    def _lose(self, slot: _Slot, error: Exception | None) -> None:
+        """A worker is gone: its process alone, which is replaced, or perhaps its node."""
+        if slot not in self._slots:
+            return
+        how = "it did not answer any more" if error is None else _how(error)
+        self._remove(slot)
+        self._looked = -LOOK  # another takes its place at once
+        if slot.device is None:
+            self._stillborn += 1
+            if "creation task" in str(error) or self._stillborn > STILLBORN:
+                raise StudyError(f"Workers could not start on the cluster: {error}")
+            return
+        failed = [
+            Failed(trial, attempt, f"worker process {slot.pid} on node {slot.node[:6]} died: {how}", died=True)
+            for trial, attempt in slot.running
+        ]
+        lost = [DeviceLost(slot.device)] if slot.phase == "ready" else []
+        if error is None or "worker process has died" in how:
+            self._events += [*failed, *lost]  # one of its trials may have killed it
+        else:
+            self._doubt(slot.node)
+            self._events += [*lost, *failed]  # it is nobody's fault
+
+    def _doubt(self, node: str) -> None:
+        """Leave a node alone until it is known to be well, longer each time."""
+        self._doubts[node] += 1
+        self._avoided[node] = time.monotonic() + DOUBT * 2 ** (self._doubts[node] - 1)
+        if self._doubts[node] == FAILURES:
+            warnings.warn(f"Node {node[:6]} has failed {FAILURES} times and is avoided for a while.", stacklevel=2)
+
+    def _remove(self, slot: _Slot) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        if slot in self._slots:
+            self._slots.remove(slot)
+        with suppress(Exception):
+            self._ray.kill(slot.actor)
+        with suppress(Exception):
+            remove_placement_group(slot.group)
+
+    # The cluster
+
+    def _look(self) -> None:
+        """See which nodes there are and how much of them is ours, and whether everybody answers."""
+        now = time.monotonic()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        for slot in [s for s in self._slots if s.phase != "starting" and now - s.heard > SILENT]:
+            self._lose(slot, None)
+        try:
+            nodes, self._avoided = living(), {n: end for n, end in self._avoided.items() if end > now}
+            found = offer(self._avoided)
+        except Exception:  # the head does not answer: what runs goes on, and this is looked at again
+            return
+        for slot in [s for s in self._slots if s.node]:
+            if slot.node not in nodes:
+                self._lose(slot, self._ray.exceptions.NodeDiedError(f"node {slot.node[:6]} is dead"))
+            elif nodes[slot.node] and slot.phase == "ready":
+                self._retire(slot)  # its node is about to be taken away: its trials move first
+        most = found.devices if self._most is None else min(self._most, found.devices)
+        self._quota = min(most, self._studies.quota(most, found.devices))
+        kept = [slot for slot in self._slots if slot.phase != "leaving"]
+        cheapest = sorted(kept, key=lambda slot: (slot.phase == "ready", bool(slot.running), -slot.began))
+        for slot in cheapest[: max(0, len(kept) - self._quota)]:
+            self._retire(slot)
+        self._fill(found)
+
+    def _retire(self, slot: _Slot) -> None:
+        """Give a device up in good order: its trials stop at their next boundary, and then it goes."""
+        if slot.phase == "ready" and slot.device is not None:
+            slot.phase = "leaving"
+            self._events.append(DeviceLost(slot.device))
+            if slot.running:
+                slot.actor.place.remote(Bundle("", (slot.device.name,), ()), {})
+                return
+        self._remove(slot)
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A worker, seen from the driver, and the place it has on the cluster."""
+
+    group: Any
+    actor: Any
+    asked: Any  # the call whose answer is waited for
+    began: float
+    phase: Literal["starting", "ready", "leaving"] = "starting"
+    heard: float = 0.0  # when it last answered
+    came: float = 0.0  # when it first did
+    node: str = ""
+    pid: int = 0
+    shared: bool = True
+    device: Device | None = None
+    running: list[tuple[int, int]] = field(default_factory=list)  # what it was given and has not given back
+
+    @property
+    def name(self) -> str:
+        return f"{self.node[:6]}/{self.pid}"
+
+
+class _Studies:
+    """What is known of other studies on this cluster, asked for in the background."""
+
+    def __init__(self, ray: Any, name: str, weight: float) -> None:
+        self._ray, self._name, self._weight = ray, name, weight
+        self._actor: Any = None
+        self._asked: Any = None
+        self._known: int | None = None
+
+    def quota(self, most: int, devices: int) -> int:
+        """How many devices this study may hold, as last heard."""
+        try:
+            if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
+                self._known, self._asked = self._ray.get(self._asked), None
+            if self._asked is None:
+                if self._actor is None:
+                    self._actor = (
+                        self._ray.remote(ray_studies.Studies)
+                        .options(name=ray_studies.NAME, get_if_exists=True, lifetime="detached", num_cpus=0)
+                        .remote()
+                    )
+                self._asked = self._actor.here.remote(self._name, self._weight, most, devices)
+        except Exception:  # it ended as the last study left, or its node died: another is made
+            self._actor = self._asked = None
+        return devices if self._known is None else self._known
+
+    def leave(self) -> None:
+        if self._actor is not None and self._ray.get(self._actor.gone.remote(self._name), timeout=BEAT) == 0:
+            self._ray.kill(self._actor)
+
+
+def _token(job: Job) -> Path | None:
+    """A file beside the states by which a worker sees whether it has the same ones."""
+    if not isinstance(job.states, Folder):
+        return None
+    path = job.states.dir.parent / f".driver-{uuid.uuid4().hex}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def _how(error: Exception) -> str:
+    """What Ray says of a death, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("The actor is dead because")]
+    return (told or lines or [type(error).__name__])[0].removeprefix("The actor is dead because ")
+
+
+def _too_few(workers: int | None, found: Offer) -> str:
+    kind = "GPUs" if found.resource == "GPU" else "CPUs"
+    return (
+        f"Expected a Ray cluster with {workers or 1} devices or more, got one whose nodes offer {found.devices} {kind} "
+        "in all: start nodes with `ray start --num-gpus=N` or `--num-cpus=N`, or ask for fewer workers."
+    )

@@ -1,0 +1,212 @@
+"""A Ray cluster as Penstock sees it: joined or started, its nodes, and the devices that they have."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import StudyError
+
+ANSWER = 8.0  # seconds that a cluster has to answer
+NAMESPACE = "penstock"
+QUIET = {"logging_level": "ERROR", "namespace": NAMESPACE, "include_dashboard": False}
+TOO_LARGE = (".git", ".venv", "venv", ".penstock", "__pycache__", "node_modules", "*.pt", "*.ckpt")  # never code
+
+
+def require() -> Any:
+    """Ray, or how to get it."""
+    try:
+        import ray
+    except ImportError:
+        raise StudyError('on="ray" needs Ray, which is not installed: pip install "penstock[ray]"') from None
+    return ray
+
+
+class Connection:
+    """This process's way to a cluster: it ends with the last study that uses it, unless it was there before them."""
+
+    users = 0
+    ours = False  # joined or started here, and not by the user's program before
+
+    def __init__(self, *, new: bool) -> None:
+        Connection.ours |= new
+        Connection.users += 1
+        self._open = True
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        Connection.users -= 1
+        if Connection.users == 0 and Connection.ours:
+            Connection.ours = False
+            require().shutdown()
+
+
+def connect(on: str, folder: Path | None) -> Connection:
+    """Join the cluster that is meant, or start one on this machine.
+
+    "ray" means the one that this process is connected to already, or RAY_ADDRESS, or the one that runs on this machine,
+    or else a new one; "ray://host:port" is what ``ray start --head`` says.
+    """
+    address = parse(on)
+    ray = require()
+    if ray.is_initialized():
+        if address is not None and ray.get_runtime_context().gcs_address != address:
+            raise StudyError(
+                f"This process is connected to the Ray cluster at {ray.get_runtime_context().gcs_address} and "
+                f'on="{on}" asks for another: use on="ray", or call ray.shutdown() before.'
+            )
+        return Connection(new=False)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is None:
+        address = _from_environment() or _on_this_machine()
+        if address is None:
+            ray.init(address="local", **QUIET)
+            return Connection(new=True)
+    hosts = answering(address)
+    there = {} if folder is None or _here(hosts) else {"working_dir": str(folder), "excludes": list(TOO_LARGE)}
+    try:
+        ray.init(address=address, runtime_env=there or None, **{k: v for k, v in QUIET.items() if k[0] != "i"})
+    except Exception as error:
+        raise StudyError(_cannot_join(address, folder, error)) from None
+    return Connection(new=True)
+
+
+def parse(on: str) -> str | None:
+    """The address in "ray://host:port", or None where any cluster will do.
+
+    >>> parse("ray"), parse("ray://10.0.0.1:6379")
+    (None, '10.0.0.1:6379')
+    """
+    if on == "ray":
+        return None
+    match = re.fullmatch(r"ray://([^\s:/]+|\[[0-9a-fA-F:]+\]):(\d+)/?", on)
+    if match is None or not 0 < int(match[2]) < 2**16:
+        raise StudyError(f'Expected on="ray" or "ray://host:port", as in "ray://10.0.0.1:6379", got {on!r}.')
+    return f"{match[1]}:{match[2]}"
+
+
+def _from_environment() -> str | None:
+    given = os.environ.get("RAY_ADDRESS")
+    if not given or given in ("auto", "local"):
+        return None
+    return parse(given if "://" in given else f"ray://{given}")
+
+
+def _on_this_machine() -> str | None:
+    """The cluster that ``ray start`` left word of here, if it still answers: the word outlives the cluster."""
+    from ray._private.utils import read_ray_address
+
+    address = read_ray_address()
+    if address is None:
+        return None
+    try:
+        answering(address)
+    except StudyError:
+        return None
+    return str(address)
+
+
+def answering(address: str) -> set[str]:
+    """The hosts of a cluster's nodes; a StudyError within seconds where nothing answers."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER / 2).close()
+    except OSError as error:
+        raise StudyError(
+            f"No Ray cluster answers at {address} ({error}). Expected the address that `ray start --head` printed, and "
+            "a way to it from here: check `ray status --address=...`, or leave the address out to start one here."
+        ) from None
+    found: list[set[str]] = []
+
+    def ask() -> None:
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+        nodes = GcsClient(address=address).get_all_node_info(timeout=ANSWER / 2)
+        found.append({node.node_manager_address for node in nodes.values() if node.state == 0})
+
+    asking = threading.Thread(target=ask, daemon=True)  # it would wait for most of a minute
+    asking.start()
+    asking.join(ANSWER / 2)
+    if not found:
+        raise StudyError(
+            f"Something listens at {address}, but not as the head of a Ray cluster does. Expected the address that "
+            "`ray start --head` printed, usually with port 6379 (10001 is the Ray client's, which Penstock does not "
+            "use), of the same version of Ray and with the same token."
+        )
+    return found[0]
+
+
+def _here(hosts: Collection[str]) -> bool:
+    """Whether all nodes are this machine, whose files they then see."""
+    own = {"127.0.0.1", "localhost"}
+    try:
+        own |= {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
+        from ray.util import get_node_ip_address
+
+        own.add(get_node_ip_address())  # type: ignore[no-untyped-call]
+    except OSError:
+        pass
+    return set(hosts) <= own
+
+
+def _cannot_join(address: str, folder: Path | None, error: Exception) -> str:
+    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "ersion" in said:
+        return (
+            f"The Ray cluster at {address} cannot be joined: {said}. Expected the same versions of Python and Ray on "
+            "the driver and all nodes."
+        )
+    if "working_dir" in str(error) or "exceeds" in str(error):
+        return (
+            f"The folder {folder} cannot be sent to the nodes: {said}. Expected a folder of code: move data out of it, "
+            "or name it in a .gitignore or .rayignore there."
+        )
+    return f"The Ray cluster at {address} cannot be joined ({type(error).__name__}: {said})."
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a cluster has for workers: all its accelerators, or the cores of all its nodes where it has none."""
+
+    resource: str  # "GPU" or "CPU"
+    nodes: dict[str, int]  # how many devices each node has, by its id
+    cores: dict[str, int]  # for each of them
+
+    @property
+    def devices(self) -> int:
+        return sum(self.nodes.values())
+
+
+def offer(avoid: Collection[str] = ()) -> Offer:
+    """The devices of the nodes that live, are not about to go and are not to be avoided."""
+    from ray._private.state import state
+
+    leaving = {*avoid, *state.get_draining_nodes()}
+    alive = {node["NodeID"]: node["Resources"] for node in _nodes() if node["Alive"]}
+    resource = "GPU" if any(one.get("GPU", 0) >= 1 for one in alive.values()) else "CPU"
+    nodes = {id: int(one.get(resource, 0)) for id, one in alive.items() if id not in leaving}
+    cores = {id: max(1, int(alive[id].get("CPU", 1)) // max(1, n)) for id, n in nodes.items()}
+    return Offer(resource, {id: n for id, n in nodes.items() if n}, cores)
+
+
+def living() -> dict[str, bool]:
+    """The nodes that Ray holds for alive, and whether each is about to go."""
+    from ray._private.state import state
+
+    going = state.get_draining_nodes()
+    return {node["NodeID"]: node["NodeID"] in going for node in _nodes() if node["Alive"]}
+
+
+def _nodes() -> list[dict[str, Any]]:
+    import ray
+
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,368 @@
+"""Workers on a real Ray cluster of several nodes on this machine, which lose processes, raylets and nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock import events
+from penstock.bundle import Bundle, Failed, Job, Placement, Stopped
+from penstock.executors import ray as rays
+from penstock.executors.base import DeviceLost
+from penstock.executors.ray import RayExecutor
+from penstock.executors.ray_cluster import parse
+from penstock.trial import Report
+from tests.clusters import Cluster, until  # before ray
+from tests.contracts.executors import CONFIG, ExecutorContract, alone, attempts
+from tests.tasks import Blobs
+
+SPACE = {"lr": ps.loguniform(1e-3, 1.0)}
+LONG = 10**6
+TITLE = "ray::RayWorker"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster() as cluster:
+        for _ in range(2):
+            cluster.add_node(cpus=2, gpus=2)
+        yield cluster
+    assert not cluster.leaks()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on(cluster):
+    TestRayExecutor.on = f"ray://{cluster.address}"
+    return TestRayExecutor.on
+
+
+@pytest.fixture
+def whole(cluster):
+    """Two nodes of two devices, whatever the test before has killed; nothing is left on them afterwards."""
+    while len(cluster.nodes) < 2:
+        cluster.add_node(cpus=2, gpus=2)
+    until(lambda: len(cluster.alive() - cluster.draining()) == 3, "two nodes and the head are there")
+    yield cluster
+    until(lambda: not cluster.leaks(), f"nothing is left: {cluster.leaks()}")
+
+
+class TestRayExecutor(ExecutorContract):
+    on = ""
+
+    @classmethod
+    def make(cls, job):
+        return RayExecutor(job, cls.on, workers=2)
+
+
+@pytest.fixture
+def executor(on, whole, tmp_path):
+    executor = RayExecutor(Job(Blobs(), 0, "loss", "min", tmp_path / "states"), on)
+    yield executor
+    executor.close()
+
+
+def study(tmp_path, name, algorithm=None, task=None, **settings):
+    algorithm = algorithm or ps.SuccessiveHalving(max_budget=9)
+    settings = {"trials": 9, "metric": "loss", "mode": "min", **settings}
+    return ps.Study(task or Blobs(), SPACE, algorithm=algorithm, dir=tmp_path, name=name, **settings)
+
+
+def curves(result):
+    return {trial.number: (trial.config, trial.state, trial.curve) for trial in result.trials}
+
+
+def assert_undisturbed(result, tmp_path, name):
+    """Every trial and decision as without the fault."""
+    expected = study(tmp_path, "undisturbed").run(sharing="solo")
+    assert curves(result) == curves(expected)
+    assert result.best.number == expected.best.number
+    assert reports(tmp_path / name) == reports(tmp_path / "undisturbed")
+
+
+def reports(dir):
+    """What a log says that each trial reported; that nothing is there twice."""
+    found = [e for e in events.read(dir / "log.jsonl") if isinstance(e, events.Reported)]
+    assert max(Counter((e.trial, e.unit) for e in found).values()) == 1
+    return {(e.trial, e.unit): e.metrics for e in found}
+
+
+def sabotage(monkeypatch, act, after=5):
+    """Let something happen once, when a study on Ray has heard of some reports."""
+
+    class Sabotaged(RayExecutor):
+        heard = 0
+
+        def wait(self, timeout=None):
+            told = super().wait(timeout)
+            before, self.heard = self.heard, self.heard + sum(isinstance(e, Report) for e in told)
+            if before < after <= self.heard:
+                act(self)
+            return told
+
+    monkeypatch.setattr(rays, "RayExecutor", Sabotaged)
+
+
+def busiest(executor):
+    return max(executor._slots, key=lambda slot: (len(slot.running), slot.pid))
+
+
+def node_of(cluster, slot):
+    return next(node for node in cluster.nodes if node.id == slot.node)
+
+
+# Studies on a cluster
+
+
+@pytest.mark.parametrize("sharing", ["solo", "fused"])
+def test_a_study_on_a_cluster_is_the_study_of_one_machine(on, whole, tmp_path, sharing):
+    result = study(tmp_path, "ray").run(on=on, workers=2, sharing=sharing)
+    expected = study(tmp_path, "local").run(sharing=sharing)
+    assert result.best.number == expected.best.number
+    for one, other in zip(result.trials, expected.trials, strict=True):
+        assert one.config == other.config
+        assert [row["loss"] for row in one.curve] == pytest.approx([row["loss"] for row in other.curve], rel=1e-4)
+
+
+def test_every_device_of_the_cluster_trains(on, whole, tmp_path):
+    result = study(tmp_path, "ray", ps.Random(budget=3)).run(on=on, sharing="solo")
+    placed = {e.devices[0] for e in events.read(tmp_path / "ray" / "log.jsonl") if isinstance(e, events.Placed)}
+    assert len(placed) == 4
+    assert {name.split("/")[0] for name in placed} == {node.id[:6] for node in whole.nodes}
+    assert len(result.trials) == 9
+
+
+def test_states_travel_where_nodes_do_not_see_the_drivers_folder(on, whole, tmp_path, monkeypatch):
+    """As on machines that share no folder: the token that workers look for is not to be found."""
+    monkeypatch.setattr(rays, "_token", lambda job: Path("/nowhere/.driver"))
+    result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
+    assert_undisturbed(result, tmp_path, "ray")
+    assert result.best.model() is not None
+
+
+def test_pbt_takes_over_states_on_other_workers(on, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(rays, "_token", lambda job: Path("/nowhere/.driver"))
+    pbt = ps.PBT(population=4, max_budget=6, interval=2)
+    result = study(tmp_path, "ray", pbt, trials=None).run(on=on, workers=2, sharing="solo")
+    expected = study(tmp_path, "local", pbt, trials=None).run(sharing="solo")
+    assert curves(result) == curves(expected)
+
+
+# Faults
+
+
+def test_a_worker_that_is_killed(on, whole, tmp_path, monkeypatch):
+    sabotage(monkeypatch, lambda executor: os.kill(busiest(executor).pid, signal.SIGKILL))
+    result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
+    assert_undisturbed(result, tmp_path, "ray")
+    log = list(events.read(tmp_path / "ray" / "log.jsonl"))
+    assert any(isinstance(e, events.Failed) and "died" in e.error and not e.final for e in log)
+
+
+def test_a_node_that_is_killed(on, whole, tmp_path, monkeypatch):
+    sabotage(monkeypatch, lambda executor: whole.kill_node(node_of(whole, busiest(executor))))
+    result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
+    assert_undisturbed(result, tmp_path, "ray")
+
+
+def test_a_raylet_that_is_killed(on, whole, tmp_path, monkeypatch):
+    def act(executor):
+        node = node_of(whole, busiest(executor))
+        whole.kill_raylet(node)
+        whole.nodes.remove(node)
+
+    sabotage(monkeypatch, act)
+    result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
+    assert_undisturbed(result, tmp_path, "ray")
+
+
+def test_all_nodes_are_killed_and_another_comes(on, whole, tmp_path, monkeypatch):
+    def act(executor):
+        for node in list(whole.nodes):
+            whole.kill_node(node)
+        threading.Thread(target=lambda: whole.add_node(cpus=2, gpus=2)).start()
+
+    sabotage(monkeypatch, act)
+    result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
+    assert_undisturbed(result, tmp_path, "ray")
+
+
+def test_a_worker_that_hangs(on, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(rays, "SILENT", 5.0)
+    stopped = []
+
+    def act(executor):
+        stopped.append(busiest(executor).pid)
+        os.kill(stopped[0], signal.SIGSTOP)
+
+    sabotage(monkeypatch, act)
+    result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
+    assert_undisturbed(result, tmp_path, "ray")
+    log = list(events.read(tmp_path / "ray" / "log.jsonl"))
+    assert any(isinstance(e, events.Failed) and "did not answer any more" in e.error for e in log)
+    until(lambda: not Path(f"/proc/{stopped[0]}").exists(), "the hung worker is gone")
+
+
+def test_the_trials_of_a_node_that_will_be_preempted_move_before_it_goes(on, whole, tmp_path, monkeypatch):
+    def act(executor):
+        node = node_of(whole, busiest(executor))
+        whole.drain(node, seconds=600)
+        whole.nodes.remove(node)
+        drained.append(node)
+
+    drained = []
+    sabotage(monkeypatch, act)
+    result = study(tmp_path, "ray", ps.SuccessiveHalving(max_budget=81)).run(on=on, workers=2, sharing="solo")
+    log = list(events.read(tmp_path / "ray" / "log.jsonl"))
+    assert not any(isinstance(e, events.Failed) for e in log), "they stopped in good order"
+    devices = [e.types for e in log if isinstance(e, events.Devices)]
+    assert not any(name.startswith(drained[0].id[:6]) for name in devices[-1])
+    expected = study(tmp_path, "local", ps.SuccessiveHalving(max_budget=81)).run(sharing="solo")
+    assert curves(result) == curves(expected)
+    whole.kill_node(drained[0])
+
+
+def test_an_object_store_that_is_full(on, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(rays, "_token", lambda job: Path("/nowhere/.driver"))  # states go through the store
+    held = []
+
+    def act(executor):
+        import ray
+
+        held.extend(ray.put(b"." * (40 * 2**20)) for _ in range(6))  # the store has 100 MiB
+
+    sabotage(monkeypatch, act)
+    result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
+    held.clear()
+    assert_undisturbed(result, tmp_path, "ray")
+
+
+class Deadly(Blobs):
+    """One of its trials kills whoever trains it."""
+
+    def loss(self, model, batch, config):
+        if config["deadly"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch, config)
+
+
+@pytest.mark.parametrize("sharing", ["solo", "fused"])
+def test_only_the_culprits_fail(on, whole, tmp_path, sharing):
+    space = {"lr": ps.grid([0.1, 0.01]), "deadly": ps.grid([False, True])}
+    settings = dict(metric="loss", mode="min", algorithm=ps.Grid(budget=2), dir=tmp_path, name="deadly")
+    result = ps.Study(Deadly(), space, **settings).run(on=on, workers=1, sharing=sharing)
+    for trial in result.trials:
+        if trial.config["deadly"]:
+            assert "and so did 3 retries" in trial.error
+        else:
+            expected = alone(Blobs(), trial.number, {"lr": trial.config["lr"]}, 2)
+            assert [row["loss"] for row in trial.curve] == pytest.approx([row["loss"] for row in expected], rel=1e-5)
+
+
+FILE = """
+import penstock as ps
+from tests.tasks import Blobs
+
+study = ps.Study(Blobs(), {"lr": ps.loguniform(1e-3, 1.0)}, metric="loss", mode="min",
+                 algorithm=ps.SuccessiveHalving(max_budget=9), trials=9)
+"""
+
+
+def test_a_driver_that_is_killed_and_resumed(on, whole, tmp_path):
+    file = tmp_path / "tuned.py"
+    file.write_text(FILE)
+    command = [str(Path(sys.executable).with_name("penstock"))]
+    common = ["--dir", str(tmp_path), "--on", on, "--workers", "2", "--sharing", "solo", "--json"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet["env"] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    driver = subprocess.Popen([*command, "run", str(file), "--name", "ray", *common], **quiet)
+    log = tmp_path / "ray" / "log.jsonl"
+    until(lambda: log.exists() and log.read_text().count('"reported"') > 3, "the study reports")
+    driver.kill()
+    driver.wait()
+    until(lambda: not any(whole.workers(node, TITLE) for node in whole.nodes), "workers end with their driver")
+    subprocess.run([*command, "resume", "ray", *common], check=True, **quiet)
+    study(tmp_path, "undisturbed").run(sharing="solo")
+    assert reports(tmp_path / "ray") == reports(tmp_path / "undisturbed")
+
+
+# Several studies
+
+
+def test_two_studies_share_a_cluster_by_weight_and_the_rest_falls_to_the_last(on, whole, tmp_path):
+    jobs = [Job(Blobs(), 0, "loss", "min", tmp_path / str(i) / "states") for i in range(2)]
+    first = RayExecutor(jobs[0], on, weight=3)
+    assert len(first.devices()) == 4
+    first.place(Bundle("a", (first.devices()[0].name,), (Placement(0, next(attempts), CONFIG, LONG),)))
+    made = []
+    coming = threading.Thread(target=lambda: made.append(RayExecutor(jobs[1], on, weight=1)))
+    coming.start()
+    told = []
+    until(lambda: told.extend(first.wait(0.05)) or not coming.is_alive(), "the second study has a device")
+    (second,) = made
+    try:
+        assert len(second.devices()) == 1
+        assert len(first.devices()) == 3
+        assert sum(isinstance(e, DeviceLost) for e in told) == 1
+        assert not any(isinstance(e, Stopped | Failed) for e in told), "an idle device goes before one that trains"
+        first.close()
+        until(lambda: second.wait(0.05) is None or len(second.devices()) == 4, "the second study has the cluster")
+    finally:
+        second.close()
+        first.close()
+
+
+# Bad input
+
+
+def test_an_address_that_does_not_answer(tmp_path, cluster):
+    import ray
+
+    assert not ray.is_initialized()
+    began = time.monotonic()
+    with pytest.raises(ps.StudyError, match=r"No Ray cluster answers at 127\.0\.0\.1:9"):
+        RayExecutor(Job(Blobs(), 0, "loss", "min", tmp_path), "ray://127.0.0.1:9")
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("on", ["ray://", "ray://host", "ray:host:6379", "ray://host:0", "ray://a b:1", "rays"])
+def test_an_address_that_is_none(on):
+    with pytest.raises(ps.StudyError, match="Expected on="):
+        parse(on)
+
+
+def test_more_workers_than_there_are_devices(on, whole, tmp_path):
+    with pytest.raises(ps.StudyError, match="with 5 devices or more, got one whose nodes offer 4 GPUs in all"):
+        RayExecutor(Job(Blobs(), 0, "loss", "min", tmp_path), on, workers=5)
+
+
+def test_a_task_that_cannot_be_sent_names_the_attribute(on, tmp_path):
+    task = Blobs()
+    task.lock = threading.Lock()
+    with pytest.raises(ps.StudyError, match="its attribute 'lock' cannot be pickled"):
+        RayExecutor(Job(task, 0, "loss", "min", tmp_path), on)
+
+
+def test_another_version_on_a_node(on, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(rays, "__version__", "9.9")
+    with pytest.raises(ps.StudyError, match=r"has Penstock .* and the driver has 9\.9: expected the same on all nodes"):
+        RayExecutor(Job(Blobs(), 0, "loss", "min", tmp_path), on)
+
+
+def test_states_that_workers_cannot_reach(on, whole, tmp_path):
+    with pytest.raises(ps.StudyError, match=r"A worker could not start on .*:\nCannot .* nosuch://bucket"):
+        RayExecutor(Job(Blobs(), 0, "loss", "min", "nosuch://bucket"), on)
+
+
+def test_without_ray_the_install_line_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ps.StudyError, match=r'pip install "penstock\[ray\]"'):
+        rays.require()
