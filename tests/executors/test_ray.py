@@ -20,6 +20,7 @@ from penstock.executors import ray as rays
 from penstock.executors.base import DeviceLost
 from penstock.executors.ray import RayExecutor
 from penstock.executors.ray_cluster import parse
+from penstock.task import as_task
 from penstock.trial import Report
 from tests.clusters import Cluster, until  # before ray
 from tests.contracts.executors import CONFIG, ExecutorContract, alone, attempts
@@ -249,19 +250,20 @@ class Deadly(Blobs):
     """One of its trials kills whoever trains it."""
 
     def loss(self, model, batch, config):
-        if config["deadly"]:
+        if config["lr"] == 0.01:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch, config)
 
 
-@pytest.mark.parametrize("sharing", ["solo", "fused"])
-def test_only_the_culprits_fail(on, whole, tmp_path, sharing):
-    space = {"lr": ps.grid([0.1, 0.01]), "deadly": ps.grid([False, True])}
-    settings = dict(metric="loss", mode="min", algorithm=ps.Grid(budget=2), dir=tmp_path, name="deadly")
-    result = ps.Study(Deadly(), space, **settings).run(on=on, workers=1, sharing=sharing)
+def test_only_the_culprit_of_a_bundle_fails(on, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.engine.RETRIES", 1)
+    space, algorithm = {"lr": ps.grid([0.1, 0.05, 0.01, 0.02])}, ps.Grid(budget=2)
+    settings = dict(metric="loss", mode="min", algorithm=algorithm, dir=tmp_path, name="deadly")
+    result = ps.Study(Deadly(), space, **settings).run(on=on, workers=1, sharing="fused")
     for trial in result.trials:
-        if trial.config["deadly"]:
-            assert "and so did 3 retries" in trial.error
+        if trial.config["lr"] == 0.01:
+            assert "and so did 1 retries" in trial.error
+            assert "worker process" in trial.error
         else:
             expected = alone(Blobs(), trial.number, {"lr": trial.config["lr"]}, 2)
             assert [row["loss"] for row in trial.curve] == pytest.approx([row["loss"] for row in expected], rel=1e-5)
@@ -297,8 +299,14 @@ def test_a_driver_that_is_killed_and_resumed(on, whole, tmp_path):
 # Several studies
 
 
+def until_stopped(trial):
+    for step in range(1, LONG):
+        trial.report(step, loss=0.0)
+
+
 def test_two_studies_share_a_cluster_by_weight_and_the_rest_falls_to_the_last(on, whole, tmp_path):
-    jobs = [Job(Blobs(), 0, "loss", "min", tmp_path / str(i) / "states") for i in range(2)]
+    task = as_task(until_stopped)
+    jobs = [Job(task, 0, "loss", "min", tmp_path / str(i) / "states") for i in range(2)]
     first = RayExecutor(jobs[0], on, weight=3)
     assert len(first.devices()) == 4
     first.place(Bundle("a", (first.devices()[0].name,), (Placement(0, next(attempts), CONFIG, LONG),)))

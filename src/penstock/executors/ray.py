@@ -92,7 +92,7 @@ class RayExecutor(Executor):
                 with self._states.read(one) as file:
                     states[one] = file.read()
         slot.running += [(p.trial, p.attempt) for p in new]
-        slot.actor.place.remote(bundle, states)
+        slot.place(bundle, states)
 
     def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
         end = None if timeout is None else time.monotonic() + timeout
@@ -238,7 +238,7 @@ class RayExecutor(Executor):
                 )
         if hello.broken:
             raise StudyError(f"A worker could not start on {where}:\n{hello.broken.strip()}")
-        slot.asked = slot.actor.events.options(concurrency_group="listening").remote(BEAT)
+        slot.asked = None
         kind = "cpu" if hello.number is None else "gpu"
         taken = {s.device.name for s in self._slots if s.device is not None}
         numbers = [hello.number] if hello.number is not None else range(len(self._slots) + 1)
@@ -251,7 +251,7 @@ class RayExecutor(Executor):
         self._events.append(DeviceAdded(slot.device))
 
     def _hear(self, slot: _Slot, said: list[Any]) -> None:
-        slot.asked = slot.actor.events.options(concurrency_group="listening").remote(BEAT)
+        slot.asked = None
         assert slot.device is not None
         for event, state in said:
             if state is not None:
@@ -261,7 +261,9 @@ class RayExecutor(Executor):
             elif isinstance(event, Measured):
                 event = replace(event, device=slot.device.name)  # to its worker, each device is the first
             self._events.append(event)
-        if slot.phase == "leaving" and not slot.running:
+        if slot.running:
+            slot.listen()
+        elif slot.phase == "leaving":
             self._remove(slot)
 
     # Deaths
@@ -314,8 +316,11 @@ class RayExecutor(Executor):
         if now - self._looked < LOOK:
             return
         self._looked = now
-        for slot in [s for s in self._slots if s.phase != "starting" and now - s.heard > SILENT]:
-            self._lose(slot, None)
+        for slot in [s for s in self._slots if s.phase != "starting"]:
+            if now - slot.heard > SILENT:
+                self._lose(slot, None)
+            elif slot.asked is None and now - slot.heard > BEAT:
+                slot.listen(0.0)  # an idle one says that it lives
         try:
             nodes, self._avoided = living(), {n: end for n, end in self._avoided.items() if end > now}
             found = offer(self._avoided)
@@ -340,7 +345,7 @@ class RayExecutor(Executor):
             slot.phase = "leaving"
             self._events.append(DeviceLost(slot.device))
             if slot.running:
-                slot.actor.place.remote(Bundle("", (slot.device.name,), ()), {})
+                slot.place(Bundle("", (slot.device.name,), ()), {})
                 return
         self._remove(slot)
 
@@ -362,9 +367,24 @@ class _Slot:
     device: Device | None = None
     running: list[tuple[int, int]] = field(default_factory=list)  # what it was given and has not given back
 
+    placed: int = 0  # how often a bundle was
+
     @property
     def name(self) -> str:
         return f"{self.node[:6]}/{self.pid}"
+
+    def place(self, bundle: Bundle, states: dict[str, bytes]) -> None:
+        """Send a bundle; with the request for events, where none is under way."""
+        self.placed += 1
+        if self.asked is None:
+            call = self.actor.place_and_listen.options(concurrency_group="listening")
+            self.asked = call.remote(self.placed, bundle, states, BEAT)
+        else:
+            self.actor.place.remote(self.placed, bundle, states)
+
+    def listen(self, timeout: float = BEAT) -> None:
+        """Ask for events."""
+        self.asked = self.actor.events.options(concurrency_group="listening").remote(timeout)
 
 
 class _Studies:

@@ -92,13 +92,14 @@ class HeldStates(States):
 
 
 class RayWorker:
-    """The actor; its methods run in threads of their own, ``place`` and ``describe`` in the order of their calls."""
+    """The actor. Its methods run in two threads: those that wait for events in one, all others in the other."""
 
     def __init__(self, job: bytes, paths: list[str], token: str, threads: int) -> None:
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._described: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._held: HeldStates | None = None
+        self._placed, self._turn = 0, threading.Condition()
         self._hello = Hello(
             "", os.getpid(), platform.node(), platform.python_version(), __version__, "", "", 0, None, False
         )
@@ -128,6 +129,7 @@ class RayWorker:
         job: Job = cloudpickle.loads(pickled)
         if isinstance(job.task, Task):  # functions bring what they need
             import torch
+            import torch._dynamo  # the first optimizer would; now all workers do so at once
 
             if found.type == "cpu":
                 torch.set_num_threads(threads)
@@ -162,12 +164,25 @@ class RayWorker:
     def hello(self) -> Hello:
         return self._hello
 
-    def place(self, bundle: Bundle, states: Mapping[str, bytes]) -> None:
-        """Take a bundle, with the states that its trials begin with where they are not to be found."""
-        if self._held is not None:
-            needed = {p.state.file for p in bundle.placements if p.state is not None}
-            self._held.sent = {name: one for name, one in (self._held.sent | dict(states)).items() if name in needed}
-        self._orders.put(("place", bundle))
+    def place(self, number: int, bundle: Bundle, states: Mapping[str, bytes]) -> None:
+        """Take a bundle, with the states that its trials begin with where they are not to be found.
+
+        Placements are numbered, as one may come by either thread.
+        """
+        with self._turn:
+            self._turn.wait_for(lambda: self._placed == number - 1)
+            if self._held is not None:
+                needed = {p.state.file for p in bundle.placements if p.state is not None}
+                sent = {**self._held.sent, **states}
+                self._held.sent = {name: one for name, one in sent.items() if name in needed}
+            self._orders.put(("place", bundle))
+            self._placed = number
+            self._turn.notify()
+
+    def place_and_listen(self, number: int, bundle: Bundle, states: Mapping[str, bytes], timeout: float) -> list[Told]:
+        """Both in one call: a trial that takes no time is told of in its answer."""
+        self.place(number, bundle, states)
+        return self.events(timeout)
 
     def describe(self, configs: list[Any], train: bool) -> Any:
         self._orders.put(("describe", (configs, train)))
