@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -218,6 +219,8 @@ def test_the_trials_of_a_node_that_will_be_preempted_move_before_it_goes(on, who
         whole.drain(node, seconds=600)
         whole.nodes.remove(node)
         drained.append(node)
+        until(lambda: node.id in whole.draining(), "the notice is out")
+        executor._looked = -math.inf
 
     drained = []
     sabotage(monkeypatch, act)
@@ -267,6 +270,41 @@ def test_only_the_culprit_of_a_bundle_fails(on, whole, tmp_path, monkeypatch):
         else:
             expected = alone(Blobs(), trial.number, {"lr": trial.config["lr"]}, 2)
             assert [row["loss"] for row in trial.curve] == pytest.approx([row["loss"] for row in expected], rel=1e-5)
+
+
+class Cursed(Blobs):
+    """Kills whoever trains it on one node."""
+
+    def __init__(self, node):
+        self.node = node
+
+    def loss(self, model, batch, config):
+        import ray
+
+        if ray.get_runtime_context().get_node_id() == self.node:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch, config)
+
+
+def test_a_node_where_every_worker_dies_is_avoided(on, whole, tmp_path):
+    result = study(tmp_path, "ray", task=Cursed(whole.nodes[0].id)).run(on=on, sharing="solo")
+    assert not [trial for trial in result.trials if trial.error]
+    assert_undisturbed(result, tmp_path, "ray")
+
+
+def test_a_node_that_comes_later_with_another_version_is_left_alone(on, whole, tmp_path, monkeypatch):
+    whole.kill_node(whole.nodes[0])
+
+    def act(executor):
+        monkeypatch.setattr(rays, "__version__", "9.9")
+        whole.add_node(cpus=2, gpus=2)
+        until(lambda: executor._look() or executor._listen(0.1) or executor._avoided, "its workers are refused")
+
+    sabotage(monkeypatch, act)
+    with pytest.warns(UserWarning, match=r"and the driver has 9\.9"):
+        result = study(tmp_path, "ray", ps.SuccessiveHalving(max_budget=9)).run(on=on, sharing="solo")
+    expected = study(tmp_path, "local", ps.SuccessiveHalving(max_budget=9)).run(sharing="solo")
+    assert curves(result) == curves(expected)
 
 
 FILE = """

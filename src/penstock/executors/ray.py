@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from penstock.executors.processes import pickled
 from penstock.executors.ray_cluster import Connection, Offer, connect, living, offer, require
 from penstock.executors.ray_worker import Hello, RayWorker
 from penstock.states import Folder
-from penstock.trial import Config
+from penstock.trial import Config, Report
 
 LOOK = 0.5  # seconds between two looks at the cluster
 BEAT = 2.0  # seconds after which a worker answers though nothing happened
@@ -59,8 +60,9 @@ class RayExecutor(Executor):
         self._slots: list[_Slot] = []
         self._avoided: dict[str, float] = {}  # until when each node in doubt is left alone
         self._doubts: Counter[str] = Counter()
-        self._closed, self._woken = False, False
-        self._looked, self._stillborn = -LOOK, 0
+        self._deaths: dict[str, list[set[int]]] = {}  # who trained on a node when a worker died there, since a report
+        self._begun = self._closed = self._woken = False
+        self._looked, self._stillborn = -inf, 0
         self._most, self._studies = workers, _Studies(self._ray, uuid.uuid4().hex, weight)
         self._states, self._token = job.states, _token(job)
         try:
@@ -71,6 +73,8 @@ class RayExecutor(Executor):
             self._quota = min(found.devices, workers or found.devices)
             self._fill(found)
             self._start()
+            self._begun = True
+            self._events.clear()  # whoever made this sees by itself which devices there are
         except BaseException:
             self.close()
             raise
@@ -111,25 +115,33 @@ class RayExecutor(Executor):
         self._woken = True
 
     def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
+        died = ""
         while True:
-            slot = next((slot for slot in self._slots if slot.phase == "ready"), None)
+            there = [slot for slot in self._slots if slot.phase == "ready"]
+            slot = next((slot for slot in there if slot.node != died), there[0] if there else None)
             if slot is None:
-                if not train:
+                if self._woken and not train:
                     return [Description()] * len(configs)
-                raise StudyError("The cluster has lost all its devices before the first trial: see `ray status`.")
+                self._start()
+                continue
             asked = slot.actor.describe.remote(list(configs), train)
             while not self._ray.wait([asked], timeout=SLICE)[0]:
                 self._listen(0.0)
                 self._look()
-                if slot.phase not in ("ready", "leaving"):
+                if slot not in self._slots:
                     break
             try:
                 answer = self._ray.get(asked, timeout=SLICE)
             except self._ray.exceptions.RayError as error:
-                if train:
-                    raise StudyError(f"The worker that tried a dry batch died: {_how(error)}") from None
+                if train and died:
+                    raise StudyError(f"The workers that tried a dry batch died: {_how(error)}") from None
                 self._lose(slot, error)
-                continue
+                died = slot.node
+                if train:  # once more, on another node if there is one
+                    continue
+                if len(configs) == 1:
+                    return [Description()]  # as unlike any other, it kills no other's worker
+                return [one for config in configs for one in self.describe([config], train=False)]
             if isinstance(answer, Exception):
                 raise answer
             return list(answer)
@@ -162,10 +174,10 @@ class RayExecutor(Executor):
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        needs = {"CPU": 1} if found.resource == "CPU" else {"GPU": 1, "CPU": int(all(found.cores.values()))}
+        cores = min(found.cores.values(), default=1)
+        needs = {"CPU": 1} if found.resource == "CPU" else {"GPU": 1, "CPU": min(1, cores)}
         avoided = [{"ray.io/node-id": f"!in({','.join(self._avoided)})"}] if self._avoided else None
         group = placement_group([needs], strategy="STRICT_PACK", bundle_label_selector=avoided)
-        cores = 1 if found.resource == "CPU" else min(found.cores.values(), default=1)
         actor = (
             self._ray.remote(concurrency_groups={"listening": 1})(RayWorker)  # all else in the order of the calls
             .options(
@@ -174,17 +186,14 @@ class RayExecutor(Executor):
                 max_restarts=0,  # one that was restarted has lost its state: ours are elsewhere
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=False),
             )
-            .remote(self._job, self._paths, "" if self._token is None else self._token.name, cores)
+            .remote(self._job, self._paths, "" if self._token is None else self._token.name, max(1, cores))
         )
         return _Slot(group, actor, actor.hello.remote(), time.monotonic())
 
     def _start(self) -> None:
         """Wait until all workers that can start have: a study's first bundles are as large as its devices are many."""
         end = time.monotonic() + STARTING
-        while any(slot.phase == "starting" for slot in self._slots):
-            self._listen(SLICE)
-            self._look()
-            ready = [slot for slot in self._slots if slot.phase == "ready"]
+        while not (ready := [slot for slot in self._slots if slot.phase == "ready"]) or len(ready) < len(self._slots):
             if ready and time.monotonic() > max(slot.came for slot in ready) + self._patience():
                 break  # others hold the rest of the cluster; they come when they can
             if time.monotonic() > end:
@@ -192,7 +201,8 @@ class RayExecutor(Executor):
                     f"None of the cluster's devices could be had within {STARTING:.0f} seconds: others hold them all. "
                     "See `ray status`, and try again when they are free."
                 )
-        self._events = deque(e for e in self._events if not isinstance(e, DeviceAdded))  # the engine looks by itself
+            self._listen(SLICE)
+            self._look()
 
     def _patience(self) -> float:
         """Seconds that the next worker is waited for once one is there: about what that one took."""
@@ -220,7 +230,6 @@ class RayExecutor(Executor):
             except self._ray.exceptions.RayError as error:
                 self._lose(slot, error)
                 continue
-            slot.heard = time.monotonic()
             if isinstance(said, Hello):
                 self._greet(slot, said)
             else:
@@ -228,26 +237,18 @@ class RayExecutor(Executor):
 
     def _greet(self, slot: _Slot, hello: Hello) -> None:
         """A worker is ready: its device is one of the study's."""
-        where = f"{hello.host} (node {hello.node[:6]})"
-        versions = {"Python": (hello.python, platform.python_version()), "Penstock": (hello.penstock, __version__)}
-        for name, (theirs, ours) in versions.items():
-            if theirs != ours and (name != "Python" or theirs.split(".")[:2] != ours.split(".")[:2]):
-                raise StudyError(
-                    f"{where} has {name} {theirs} and the driver has {ours}: expected the same on all nodes. Install "
-                    f"{name} {ours} there."
-                )
-        if hello.broken:
-            raise StudyError(f"A worker could not start on {where}:\n{hello.broken.strip()}")
+        if (fault := _fault(hello)) is not None:
+            self._refuse(slot, hello.node, fault)
+            return
         slot.asked = None
         kind = "cpu" if hello.number is None else "gpu"
         taken = {s.device.name for s in self._slots if s.device is not None}
-        numbers = [hello.number] if hello.number is not None else range(len(self._slots) + 1)
-        name = next((n for n in (f"{hello.node[:6]}/{kind}:{i}" for i in numbers) if n not in taken), slot.name)
-        cores = os.cpu_count() or 1
-        memory = hello.memory // cores if kind == "cpu" else hello.memory
         slot.node, slot.pid, slot.shared = hello.node, hello.pid, hello.shared
-        slot.device = Device(name, hello.type, memory, hello.node[:6])
-        slot.phase, slot.came, self._stillborn = "ready", slot.heard, 0
+        numbers = [hello.number] if hello.number is not None else range(len(self._slots) + 1)
+        names = [f"{hello.node[:6]}/{kind}:{i}" for i in numbers]
+        name = next((name for name in names if name not in taken), f"{hello.node[:6]}/{hello.pid}")
+        slot.device = Device(name, hello.type, hello.memory, hello.node[:6])
+        slot.phase, slot.came, self._stillborn = "ready", time.monotonic(), 0
         self._events.append(DeviceAdded(slot.device))
 
     def _hear(self, slot: _Slot, said: list[Any]) -> None:
@@ -260,6 +261,8 @@ class RayExecutor(Executor):
                 slot.running = [one for one in slot.running if one != (event.trial, event.attempt)]
             elif isinstance(event, Measured):
                 event = replace(event, device=slot.device.name)  # to its worker, each device is the first
+            elif isinstance(event, Report):
+                self._deaths.pop(slot.node, None)
             self._events.append(event)
         if slot.running:
             slot.listen()
@@ -272,24 +275,43 @@ class RayExecutor(Executor):
         """A worker is gone: its process alone, which is replaced, or perhaps its node."""
         if slot not in self._slots:
             return
-        how = "it did not answer any more" if error is None else _how(error)
-        self._remove(slot)
-        self._looked = -LOOK  # another takes its place at once
         if slot.device is None:
             self._stillborn += 1
             if "creation task" in str(error) or self._stillborn > STILLBORN:
-                raise StudyError(f"Workers could not start on the cluster: {error}")
+                self._refuse(slot, "", f"Workers could not start on the cluster: {error}")
+            else:
+                self._remove(slot)
             return
+        self._remove(slot)
+        self._looked = -inf  # another takes its place at once
+        how = "it did not answer any more" if error is None else _how(error)
         failed = [
             Failed(trial, attempt, f"worker process {slot.pid} on node {slot.node[:6]} died: {how}", died=True)
             for trial, attempt in slot.running
         ]
         lost = [DeviceLost(slot.device)] if slot.phase == "ready" else []
-        if error is None or "worker process has died" in how:
+        if (error is None or "worker process has died" in how) and not self._nodes_fault(slot):
             self._events += [*failed, *lost]  # one of its trials may have killed it
         else:
             self._doubt(slot.node)
             self._events += [*lost, *failed]  # it is nobody's fault
+
+    def _nodes_fault(self, slot: _Slot) -> bool:
+        """Whether workers of a node have died again and again with nothing reported, and with no trial in common."""
+        deaths = self._deaths.setdefault(slot.node, [])
+        if slot.running:
+            deaths.append({trial for trial, _ in slot.running})
+        return len(deaths) >= FAILURES and not set.intersection(*deaths)
+
+    def _refuse(self, slot: _Slot, node: str, fault: str) -> None:
+        """A worker that cannot be used: the end of a study that has not begun; one that has goes on without it."""
+        self._remove(slot)
+        if not self._begun:
+            raise StudyError(fault)
+        warnings.warn(fault, stacklevel=2)
+        if node:
+            self._doubt(node)
+        self._looked = time.monotonic() + DOUBT - LOOK
 
     def _doubt(self, node: str) -> None:
         """Leave a node alone until it is known to be well, longer each time."""
@@ -317,10 +339,10 @@ class RayExecutor(Executor):
             return
         self._looked = now
         for slot in [s for s in self._slots if s.phase != "starting"]:
-            if now - slot.heard > SILENT:
-                self._lose(slot, None)
-            elif slot.asked is None and now - slot.heard > BEAT:
+            if slot.asked is None and now - slot.since > BEAT:
                 slot.listen(0.0)  # an idle one says that it lives
+            elif slot.asked is not None and now - slot.since > SILENT:
+                self._lose(slot, None)
         try:
             nodes, self._avoided = living(), {n: end for n, end in self._avoided.items() if end > now}
             found = offer(self._avoided)
@@ -359,24 +381,20 @@ class _Slot:
     asked: Any  # the call whose answer is waited for
     began: float
     phase: Literal["starting", "ready", "leaving"] = "starting"
-    heard: float = 0.0  # when it last answered
-    came: float = 0.0  # when it first did
+    since: float = 0.0  # when that call was made
+    came: float = 0.0  # when it first answered
     node: str = ""
     pid: int = 0
     shared: bool = True
     device: Device | None = None
     running: list[tuple[int, int]] = field(default_factory=list)  # what it was given and has not given back
-
     placed: int = 0  # how often a bundle was
-
-    @property
-    def name(self) -> str:
-        return f"{self.node[:6]}/{self.pid}"
 
     def place(self, bundle: Bundle, states: dict[str, bytes]) -> None:
         """Send a bundle; with the request for events, where none is under way."""
         self.placed += 1
         if self.asked is None:
+            self.since = time.monotonic()
             call = self.actor.place_and_listen.options(concurrency_group="listening")
             self.asked = call.remote(self.placed, bundle, states, BEAT)
         else:
@@ -384,6 +402,7 @@ class _Slot:
 
     def listen(self, timeout: float = BEAT) -> None:
         """Ask for events."""
+        self.since = time.monotonic()
         self.asked = self.actor.events.options(concurrency_group="listening").remote(timeout)
 
 
@@ -428,11 +447,26 @@ def _token(job: Job) -> Path | None:
     return path
 
 
+def _fault(hello: Hello) -> str | None:
+    """Why a worker cannot be used, if so."""
+    where = f"{hello.host} (node {hello.node[:6]})"
+    python = platform.python_version()
+    if hello.python.split(".")[:2] != python.split(".")[:2]:
+        return f"{where} has Python {hello.python} and the driver has {python}: expected the same on all nodes."
+    if hello.penstock != __version__:
+        return (
+            f"{where} has Penstock {hello.penstock} and the driver has {__version__}: expected the same on all nodes. "
+            f"Install that there: pip install penstock=={__version__}"
+        )
+    return f"A worker could not start on {where}:\n{hello.broken.strip()}" if hello.broken else None
+
+
 def _how(error: Exception) -> str:
     """What Ray says of a death, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("The actor is dead because")]
-    return (told or lines or [type(error).__name__])[0].removeprefix("The actor is dead because ")
+    said = (told or lines or [type(error).__name__])[0].removeprefix("The actor is dead because ")
+    return said.partition(" Some common causes")[0]
 
 
 def _too_few(workers: int | None, found: Offer) -> str:

@@ -15,7 +15,7 @@ from penstock.errors import StudyError
 
 ANSWER = 8.0  # seconds that a cluster has to answer
 NAMESPACE = "penstock"
-QUIET = {"logging_level": "ERROR", "namespace": NAMESPACE, "include_dashboard": False}
+QUIET = {"logging_level": "ERROR", "namespace": NAMESPACE}
 TOO_LARGE = (".git", ".venv", "venv", ".penstock", "__pycache__", "node_modules", "*.pt", "*.ckpt")  # never code
 
 
@@ -68,12 +68,12 @@ def connect(on: str, folder: Path | None) -> Connection:
     if address is None:
         address = _from_environment() or _on_this_machine()
         if address is None:
-            ray.init(address="local", **QUIET)
+            ray.init(address="local", include_dashboard=False, **QUIET)
             return Connection(new=True)
     hosts = answering(address)
     there = {} if folder is None or _here(hosts) else {"working_dir": str(folder), "excludes": list(TOO_LARGE)}
     try:
-        ray.init(address=address, runtime_env=there or None, **{k: v for k, v in QUIET.items() if k[0] != "i"})
+        ray.init(address=address, runtime_env=there or None, **QUIET)
     except Exception as error:
         raise StudyError(_cannot_join(address, folder, error)) from None
     return Connection(new=True)
@@ -178,7 +178,7 @@ class Offer:
 
     resource: str  # "GPU" or "CPU"
     nodes: dict[str, int]  # how many devices each node has, by its id
-    cores: dict[str, int]  # for each of them
+    cores: dict[str, int]  # for each of them; 0 where there are fewer
 
     @property
     def devices(self) -> int:
@@ -193,8 +193,8 @@ def offer(avoid: Collection[str] = ()) -> Offer:
     alive = {node["NodeID"]: node["Resources"] for node in _nodes() if node["Alive"]}
     resource = "GPU" if any(one.get("GPU", 0) >= 1 for one in alive.values()) else "CPU"
     nodes = {id: int(one.get(resource, 0)) for id, one in alive.items() if id not in leaving}
-    cores = {id: max(1, int(alive[id].get("CPU", 1)) // max(1, n)) for id, n in nodes.items()}
-    return Offer(resource, {id: n for id, n in nodes.items() if n}, cores)
+    nodes = {id: n for id, n in nodes.items() if n}
+    return Offer(resource, nodes, {id: int(alive[id].get("CPU", 0)) // n for id, n in nodes.items()})
 
 
 def living() -> dict[str, bool]:

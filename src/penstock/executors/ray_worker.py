@@ -205,7 +205,8 @@ def _device(accelerated: bool) -> Device:
         from penstock.executors.local import find_devices
 
         return find_devices()[0]
-    return Device("cpu", "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device("cpu", "cpu", memory // (os.cpu_count() or 1))
 
 
 def _loads(library: str) -> bool:
