@@ -7,9 +7,9 @@ trivial   200 trials that report once: trials a second, against Ray Tune with an
 study     64 trials of ASHA on digits, against Ray Tune's ASHAScheduler: seconds in all and an epoch, best accuracy
 soak      studies one after another while workers, raylets and nodes are killed; each against itself undisturbed
 
-The cluster is real, on this machine: a head, and two nodes that declare two GPUs each. Declared GPUs, as that is what
-both sides place trials on (one each), and as the head, which has none, is then not among the nodes to lose. Nothing
-trains on a GPU: a trial is a thread's work, whoever places it.
+The cluster is real, on this machine: a head, and two nodes that declare two GPUs each, for the study one each. Declared
+GPUs, as that is what both sides place trials on (one each), and as the head, which has none, is then not among the
+nodes to lose. Nothing trains on a GPU: a trial is a thread's work, whoever places it.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ def on(address: str) -> dict[str, Any]:
 
 
 @contextmanager
-def cluster_of_four() -> Iterator[Cluster]:
+def cluster_of(gpus: int) -> Iterator[Cluster]:
+    """Two nodes with so many devices each."""
     with Cluster() as cluster:
         for _ in range(NODES):
-            cluster.add_node(cpus=GPUS, gpus=GPUS)
+            cluster.add_node(cpus=gpus, gpus=gpus)
         yield cluster
 
 
@@ -169,7 +170,7 @@ def tune_trivial(trainable: Any, trials: int, reuse: bool) -> Run:
 
 
 def trivial() -> list[Row]:
-    with cluster_of_four() as cluster:
+    with cluster_of(GPUS) as cluster:
         ours = sorted((penstock_trivial(cluster, 200) for _ in range(3)), key=lambda run: run.rate)[1]
         with connected(cluster):
             reused = {
@@ -296,7 +297,7 @@ def tune_study(cluster: Cluster, seed: int) -> Outcome:
 def study(rounds: int = 3) -> list[Row]:
     names = ("Penstock", "Penstock, solo", "Tune")
     outcomes: dict[str, list[Outcome]] = {name: [] for name in names}
-    with cluster_of_four() as cluster:
+    with cluster_of(1) as cluster:  # as many devices as there are cores here
         for seed in range(rounds):  # one after another, so that whatever slows one slows all
             outcomes["Penstock"].append(penstock_study(cluster, seed, "auto"))
             outcomes["Penstock, solo"].append(penstock_study(cluster, seed, "solo"))
@@ -545,7 +546,7 @@ class Soak:
 def soak(minutes: float) -> Iterator[Row]:
     deadline = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory() as dir:
-        with cluster_of_four() as cluster:
+        with cluster_of(GPUS) as cluster:
             soaking = Soak(cluster, Path(dir))
             soaking.killer.start()
             try:

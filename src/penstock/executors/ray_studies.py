@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 FORGOTTEN = 5.0  # seconds after which a silent driver is forgotten
 TURN = 10.0  # seconds that a device is one study's, where there are fewer of them than studies
-LONELY = 30.0  # seconds after which an actor that nobody speaks to ends
+LONELY = 10.0  # seconds after which an actor that nobody speaks to ends
 NAME = "penstock studies"
 
 
@@ -61,7 +61,7 @@ class Studies:
         now = self._spoken = time.monotonic()
         known = self._drivers.setdefault(name, _Driver(weight, most, now, self._least()))
         known.weight, known.most, known.seen = weight, most, now
-        self._drivers = {n: one for n, one in self._drivers.items() if now - one.seen < FORGOTTEN}
+        self._forget(now)
         if devices < len(self._drivers):
             return int(name in self._whose_turn(devices, now))
         return shares(devices, {n: (one.weight, one.most) for n, one in self._drivers.items()})[name]
@@ -84,7 +84,11 @@ class Studies:
         """A driver leaves; how many are left."""
         self._spoken = time.monotonic()
         self._drivers.pop(name, None)
+        self._forget(self._spoken)
         return len(self._drivers)
+
+    def _forget(self, now: float) -> None:
+        self._drivers = {name: one for name, one in self._drivers.items() if now - one.seen < FORGOTTEN}
 
     def _end(self) -> None:
         while time.monotonic() - self._spoken < LONELY:
