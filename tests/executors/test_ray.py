@@ -328,7 +328,7 @@ def test_a_node_that_comes_later_with_another_version_is_left_alone(on, whole, t
     whole.kill_node(whole.nodes[0])
 
     def act(executor):
-        monkeypatch.setattr(rays, "__version__", "9.9")
+        monkeypatch.setattr("penstock.executors.ray_slot.__version__", "9.9")
         whole.add_node(cpus=2, gpus=2)
         until(lambda: executor._look() or executor._listen(0.1) or executor._avoided, "its workers are refused")
 
@@ -427,7 +427,7 @@ def test_a_task_that_cannot_be_sent_names_the_attribute(on, tmp_path):
 
 
 def test_another_version_on_a_node(on, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(rays, "__version__", "9.9")
+    monkeypatch.setattr("penstock.executors.ray_slot.__version__", "9.9")
     with pytest.raises(ps.StudyError, match=r"has Penstock .* and the driver has 9\.9: expected the same on all nodes"):
         RayExecutor(Job(as_task(descend), 0, "loss", "min", tmp_path), on, workers=1)
 

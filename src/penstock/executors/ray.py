@@ -9,7 +9,6 @@ study's part of the cluster are looked at every half second.
 from __future__ import annotations
 
 import os
-import platform
 import sys
 import time
 import uuid
@@ -17,24 +16,23 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from penstock import __version__
 from penstock.bundle import Bundle, Description, Failed, Finished, Job, Measured, Stopped
 from penstock.errors import StudyError
-from penstock.executors import ray_studies
 from penstock.executors.base import Device, DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.executors.processes import pickled
 from penstock.executors.ray_cluster import Connection, Offer, connect, living, offer, require
-from penstock.executors.ray_worker import Hello, RayWorker
+from penstock.executors.ray_slot import BEAT, Slot, begin, fault, how
+from penstock.executors.ray_studies import Company
+from penstock.executors.ray_worker import Hello
 from penstock.states import Folder
 from penstock.trial import Config, Report
 
 LOOK = 0.5  # seconds between two looks at the cluster
-BEAT = 2.0  # seconds after which a worker answers though nothing happened
 SILENT = 60.0  # seconds without an answer, after which a worker has hung
 STARTING = 120.0  # seconds that a worker has to start; the first one of a study, that any has
 SLICE = 0.1  # seconds after which a wait looks whether it was woken
@@ -57,13 +55,13 @@ class RayExecutor(Executor):
         self._connection: Connection = connect(on, folder)
         self._began = time.monotonic()
         self._events: deque[ExecutorEvent] = deque()
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         self._avoided: dict[str, float] = {}  # until when each node in doubt is left alone
         self._doubts: Counter[str] = Counter()
         self._deaths: dict[str, list[set[int]]] = {}  # who trained on a node when a worker died there, since a report
         self._begun = self._closed = self._woken = False
         self._looked, self._stillborn = -inf, 0
-        self._most, self._studies = workers, _Studies(self._ray, uuid.uuid4().hex, weight)
+        self._most, self._studies = workers, Company(uuid.uuid4().hex, weight)
         self._states, self._token = job.states, _token(job)
         try:
             found = offer()
@@ -134,7 +132,7 @@ class RayExecutor(Executor):
                 answer = self._ray.get(asked, timeout=SLICE)
             except self._ray.exceptions.RayError as error:
                 if train and died:
-                    raise StudyError(f"The workers that tried a dry batch died: {_how(error)}") from None
+                    raise StudyError(f"The workers that tried a dry batch died: {how(error)}") from None
                 self._lose(slot, error)
                 died = slot.node
                 if train:  # once more, on another node if there is one
@@ -168,27 +166,8 @@ class RayExecutor(Executor):
         """Ask for workers until there are as many as this study may have."""
         wanted = min(self._quota, found.devices)
         while sum(slot.phase != "leaving" for slot in self._slots) < wanted:
-            self._slots.append(self._make(found))
-
-    def _make(self, found: Offer) -> _Slot:
-        from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        cores = min(found.cores.values(), default=1)
-        needs = {"CPU": 1} if found.resource == "CPU" else {"GPU": 1, "CPU": min(1, cores)}
-        avoided = [{"ray.io/node-id": f"!in({','.join(self._avoided)})"}] if self._avoided else None
-        group = placement_group([needs], strategy="STRICT_PACK", bundle_label_selector=avoided)
-        actor = (
-            self._ray.remote(concurrency_groups={"listening": 1})(RayWorker)  # all else in the order of the calls
-            .options(
-                num_cpus=needs["CPU"],
-                num_gpus=needs.get("GPU", 0),
-                max_restarts=0,  # one that was restarted has lost its state: ours are elsewhere
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=False),
-            )
-            .remote(self._job, self._paths, "" if self._token is None else self._token.name, max(1, cores))
-        )
-        return _Slot(group, actor, actor.hello.remote(), time.monotonic())
+            token = "" if self._token is None else self._token.name
+            self._slots.append(begin(found, self._avoided, self._job, self._paths, token))
 
     def _start(self) -> None:
         """Wait until all workers that can start have: a study's first bundles are as large as its devices are many."""
@@ -209,7 +188,7 @@ class RayExecutor(Executor):
         first = min(slot.came - slot.began for slot in self._slots if slot.phase == "ready")
         return max(1.0, first)
 
-    def _slot(self, device: str) -> _Slot | None:
+    def _slot(self, device: str) -> Slot | None:
         return next((s for s in self._slots if s.device is not None and s.device.name == device), None)
 
     def _listen(self, timeout: float) -> None:
@@ -235,10 +214,10 @@ class RayExecutor(Executor):
             else:
                 self._hear(slot, said)
 
-    def _greet(self, slot: _Slot, hello: Hello) -> None:
+    def _greet(self, slot: Slot, hello: Hello) -> None:
         """A worker is ready: its device is one of the study's."""
-        if (fault := _fault(hello)) is not None:
-            self._refuse(slot, hello.node, fault)
+        if (why := fault(hello)) is not None:
+            self._refuse(slot, hello.node, why)
             return
         slot.asked = None
         kind = "cpu" if hello.number is None else "gpu"
@@ -251,7 +230,7 @@ class RayExecutor(Executor):
         slot.phase, slot.came, self._stillborn = "ready", time.monotonic(), 0
         self._events.append(DeviceAdded(slot.device))
 
-    def _hear(self, slot: _Slot, said: list[Any]) -> None:
+    def _hear(self, slot: Slot, said: list[Any]) -> None:
         slot.asked = None
         assert slot.device is not None
         for event, state in said:
@@ -271,7 +250,7 @@ class RayExecutor(Executor):
 
     # Deaths
 
-    def _lose(self, slot: _Slot, error: Exception | None) -> None:
+    def _lose(self, slot: Slot, error: Exception | None) -> None:
         """A worker is gone: its process alone, which is replaced, or perhaps its node."""
         if slot not in self._slots:
             return
@@ -284,26 +263,26 @@ class RayExecutor(Executor):
             return
         self._remove(slot)
         self._looked = -inf  # another takes its place at once
-        how = "it did not answer any more" if error is None else _how(error)
+        cause = "it did not answer any more" if error is None else how(error)
         failed = [
-            Failed(trial, attempt, f"worker process {slot.pid} on node {slot.node[:6]} died: {how}", died=True)
+            Failed(trial, attempt, f"worker process {slot.pid} on node {slot.node[:6]} died: {cause}", died=True)
             for trial, attempt in slot.running
         ]
         lost = [DeviceLost(slot.device)] if slot.phase == "ready" else []
-        if (error is None or "worker process has died" in how) and not self._nodes_fault(slot):
+        if (error is None or "worker process has died" in cause) and not self._nodes_fault(slot):
             self._events += [*failed, *lost]  # one of its trials may have killed it
         else:
             self._doubt(slot.node)
             self._events += [*lost, *failed]  # it is nobody's fault
 
-    def _nodes_fault(self, slot: _Slot) -> bool:
+    def _nodes_fault(self, slot: Slot) -> bool:
         """Whether workers of a node have died again and again with nothing reported, and with no trial in common."""
         deaths = self._deaths.setdefault(slot.node, [])
         if slot.running:
             deaths.append({trial for trial, _ in slot.running})
         return len(deaths) >= FAILURES and not set.intersection(*deaths)
 
-    def _refuse(self, slot: _Slot, node: str, fault: str) -> None:
+    def _refuse(self, slot: Slot, node: str, fault: str) -> None:
         """A worker that cannot be used: the end of a study that has not begun; one that has goes on without it."""
         self._remove(slot)
         if not self._begun:
@@ -320,15 +299,10 @@ class RayExecutor(Executor):
         if self._doubts[node] == FAILURES:
             warnings.warn(f"Node {node[:6]} has failed {FAILURES} times and is avoided for a while.", stacklevel=2)
 
-    def _remove(self, slot: _Slot) -> None:
-        from ray.util.placement_group import remove_placement_group
-
+    def _remove(self, slot: Slot) -> None:
         if slot in self._slots:
             self._slots.remove(slot)
-        with suppress(Exception):
-            self._ray.kill(slot.actor)
-        with suppress(Exception):
-            remove_placement_group(slot.group)
+        slot.remove()
 
     # The cluster
 
@@ -361,7 +335,7 @@ class RayExecutor(Executor):
             self._retire(slot)
         self._fill(found)
 
-    def _retire(self, slot: _Slot) -> None:
+    def _retire(self, slot: Slot) -> None:
         """Give a device up in good order: its trials stop at their next boundary, and then it goes."""
         if slot.phase == "ready" and slot.device is not None:
             slot.phase = "leaving"
@@ -372,71 +346,6 @@ class RayExecutor(Executor):
         self._remove(slot)
 
 
-@dataclass(eq=False)
-class _Slot:
-    """A worker, seen from the driver, and the place it has on the cluster."""
-
-    group: Any
-    actor: Any
-    asked: Any  # the call whose answer is waited for
-    began: float
-    phase: Literal["starting", "ready", "leaving"] = "starting"
-    since: float = 0.0  # when that call was made
-    came: float = 0.0  # when it first answered
-    node: str = ""
-    pid: int = 0
-    shared: bool = True
-    device: Device | None = None
-    running: list[tuple[int, int]] = field(default_factory=list)  # what it was given and has not given back
-    placed: int = 0  # how often a bundle was
-
-    def place(self, bundle: Bundle, states: dict[str, bytes]) -> None:
-        """Send a bundle; with the request for events, where none is under way."""
-        self.placed += 1
-        if self.asked is None:
-            self.since = time.monotonic()
-            call = self.actor.place_and_listen.options(concurrency_group="listening")
-            self.asked = call.remote(self.placed, bundle, states, BEAT)
-        else:
-            self.actor.place.remote(self.placed, bundle, states)
-
-    def listen(self, timeout: float = BEAT) -> None:
-        """Ask for events."""
-        self.since = time.monotonic()
-        self.asked = self.actor.events.options(concurrency_group="listening").remote(timeout)
-
-
-class _Studies:
-    """What is known of other studies on this cluster, asked for in the background."""
-
-    def __init__(self, ray: Any, name: str, weight: float) -> None:
-        self._ray, self._name, self._weight = ray, name, weight
-        self._actor: Any = None
-        self._asked: Any = None
-        self._known: int | None = None
-
-    def quota(self, most: int, devices: int) -> int:
-        """How many devices this study may hold, as last heard."""
-        try:
-            if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
-                self._known, self._asked = self._ray.get(self._asked), None
-            if self._asked is None:
-                if self._actor is None:
-                    self._actor = (
-                        self._ray.remote(ray_studies.Studies)
-                        .options(name=ray_studies.NAME, get_if_exists=True, lifetime="detached", num_cpus=0)
-                        .remote()
-                    )
-                self._asked = self._actor.here.remote(self._name, self._weight, most, devices)
-        except Exception:  # it ended as the last study left, or its node died: another is made
-            self._actor = self._asked = None
-        return devices if self._known is None else self._known
-
-    def leave(self) -> None:
-        if self._actor is not None and self._ray.get(self._actor.gone.remote(self._name), timeout=BEAT) == 0:
-            self._ray.kill(self._actor)
-
-
 def _token(job: Job) -> Path | None:
     """A file beside the states by which a worker sees whether it has the same ones."""
     if not isinstance(job.states, Folder):
@@ -445,28 +354,6 @@ def _token(job: Job) -> Path | None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     return path
-
-
-def _fault(hello: Hello) -> str | None:
-    """Why a worker cannot be used, if so."""
-    where = f"{hello.host} (node {hello.node[:6]})"
-    python = platform.python_version()
-    if hello.python.split(".")[:2] != python.split(".")[:2]:
-        return f"{where} has Python {hello.python} and the driver has {python}: expected the same on all nodes."
-    if hello.penstock != __version__:
-        return (
-            f"{where} has Penstock {hello.penstock} and the driver has {__version__}: expected the same on all nodes. "
-            f"Install that there: pip install penstock=={__version__}"
-        )
-    return f"A worker could not start on {where}:\n{hello.broken.strip()}" if hello.broken else None
-
-
-def _how(error: Exception) -> str:
-    """What Ray says of a death, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("The actor is dead because")]
-    said = (told or lines or [type(error).__name__])[0].removeprefix("The actor is dead because ")
-    return said.partition(" Some common causes")[0]
 
 
 def _too_few(workers: int | None, found: Offer) -> str:

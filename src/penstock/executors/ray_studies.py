@@ -11,6 +11,9 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from penstock.executors.ray_cluster import require
 
 FORGOTTEN = 5.0  # seconds after which a silent driver is forgotten
 TURN = 10.0  # seconds that a device is one study's, where there are fewer of them than studies
@@ -94,3 +97,34 @@ class Studies:
         while time.monotonic() - self._spoken < LONELY:
             time.sleep(LONELY / 10)
         os._exit(0)
+
+
+class Company:
+    """What is known of other studies on this cluster, asked for in the background."""
+
+    def __init__(self, name: str, weight: float) -> None:
+        self._ray, self._name, self._weight = require(), name, weight
+        self._actor: Any = None
+        self._asked: Any = None
+        self._known: int | None = None
+
+    def quota(self, most: int, devices: int) -> int:
+        """How many devices this study may hold, as last heard."""
+        try:
+            if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
+                self._known, self._asked = self._ray.get(self._asked), None
+            if self._asked is None:
+                if self._actor is None:
+                    self._actor = (
+                        self._ray.remote(Studies)
+                        .options(name=NAME, get_if_exists=True, lifetime="detached", num_cpus=0)
+                        .remote()
+                    )
+                self._asked = self._actor.here.remote(self._name, self._weight, most, devices)
+        except Exception:  # it ended as the last study left, or its node died: another is made
+            self._actor = self._asked = None
+        return devices if self._known is None else self._known
+
+    def leave(self) -> None:
+        if self._actor is not None and self._ray.get(self._actor.gone.remote(self._name), timeout=FORGOTTEN) == 0:
+            self._ray.kill(self._actor)

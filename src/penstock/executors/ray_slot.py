@@ -1,0 +1,106 @@
+"""A worker on a Ray cluster, seen from the driver, and the place it has there."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from penstock import __version__
+from penstock.bundle import Bundle
+from penstock.executors.base import Device
+from penstock.executors.ray_cluster import Offer, require
+from penstock.executors.ray_worker import Hello, RayWorker
+
+BEAT = 2.0  # seconds after which a worker answers though nothing happened
+
+
+@dataclass(eq=False)
+class Slot:
+    """A worker, seen from the driver, and the place it has on the cluster."""
+
+    group: Any
+    actor: Any
+    asked: Any  # the call whose answer is waited for
+    began: float
+    phase: Literal["starting", "ready", "leaving"] = "starting"
+    since: float = 0.0  # when that call was made
+    came: float = 0.0  # when it first answered
+    node: str = ""
+    pid: int = 0
+    shared: bool = True
+    device: Device | None = None
+    running: list[tuple[int, int]] = field(default_factory=list)  # what it was given and has not given back
+    placed: int = 0  # how often a bundle was
+
+    def place(self, bundle: Bundle, states: dict[str, bytes]) -> None:
+        """Send a bundle; with the request for events, where none is under way."""
+        self.placed += 1
+        if self.asked is None:
+            self.since = time.monotonic()
+            call = self.actor.place_and_listen.options(concurrency_group="listening")
+            self.asked = call.remote(self.placed, bundle, states, BEAT)
+        else:
+            self.actor.place.remote(self.placed, bundle, states)
+
+    def listen(self, timeout: float = BEAT) -> None:
+        """Ask for events."""
+        self.since = time.monotonic()
+        self.asked = self.actor.events.options(concurrency_group="listening").remote(timeout)
+
+    def remove(self) -> None:
+        """Kill the worker, whatever is left of it, and give its place back."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        with suppress(Exception):
+            ray.kill(self.actor)
+        with suppress(Exception):
+            remove_placement_group(self.group)
+
+
+def begin(found: Offer, avoided: Collection[str], job: Any, paths: list[str], token: str) -> Slot:
+    """Ask for a worker on any node but the avoided ones; it says hello when it has come."""
+    from ray.util.placement_group import placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    cores = min(found.cores.values(), default=1)
+    needs = {"CPU": 1} if found.resource == "CPU" else {"GPU": 1, "CPU": min(1, cores)}
+    elsewhere = [{"ray.io/node-id": f"!in({','.join(avoided)})"}] if avoided else None
+    group = placement_group([needs], strategy="STRICT_PACK", bundle_label_selector=elsewhere)
+    actor = (
+        require().remote(concurrency_groups={"listening": 1})(RayWorker)  # all else in the order of the calls
+        .options(
+            num_cpus=needs["CPU"],
+            num_gpus=needs.get("GPU", 0),
+            max_restarts=0,  # one that was restarted has lost its state: ours are elsewhere
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=False),
+        )
+        .remote(job, paths, token, max(1, cores))
+    )
+    return Slot(group, actor, actor.hello.remote(), time.monotonic())
+
+
+def fault(hello: Hello) -> str | None:
+    """Why a worker cannot be used, if so."""
+    where = f"{hello.host} (node {hello.node[:6]})"
+    python = platform.python_version()
+    if hello.python.split(".")[:2] != python.split(".")[:2]:
+        return f"{where} has Python {hello.python} and the driver has {python}: expected the same on all nodes."
+    if hello.penstock != __version__:
+        return (
+            f"{where} has Penstock {hello.penstock} and the driver has {__version__}: expected the same on all nodes. "
+            f"Install that there: pip install penstock=={__version__}"
+        )
+    return f"A worker could not start on {where}:\n{hello.broken.strip()}" if hello.broken else None
+
+
+def how(error: Exception) -> str:
+    """What Ray says of a death, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("The actor is dead because")]
+    said = (told or lines or [type(error).__name__])[0].removeprefix("The actor is dead because ")
+    return said.partition(" Some common causes")[0]
