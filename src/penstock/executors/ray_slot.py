@@ -72,7 +72,8 @@ def begin(found: Offer, avoided: Collection[str], job: Any, paths: list[str], to
     elsewhere = [{"ray.io/node-id": f"!in({','.join(avoided)})"}] if avoided else None
     group = placement_group([needs], strategy="STRICT_PACK", bundle_label_selector=elsewhere)
     actor = (
-        require().remote(concurrency_groups={"listening": 1})(RayWorker)  # all else in the order of the calls
+        require()
+        .remote(concurrency_groups={"listening": 1})(RayWorker)  # all else in the order of the calls
         .options(
             num_cpus=needs["CPU"],
             num_gpus=needs.get("GPU", 0),
