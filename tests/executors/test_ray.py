@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -63,13 +62,6 @@ class TestRayExecutor(ExecutorContract):
     @classmethod
     def make(cls, job):
         return RayExecutor(job, cls.on, workers=2)
-
-
-@pytest.fixture
-def executor(on, whole, tmp_path):
-    executor = RayExecutor(Job(Blobs(), 0, "loss", "min", tmp_path / "states"), on)
-    yield executor
-    executor.close()
 
 
 def descend(trial):
@@ -402,10 +394,8 @@ def test_an_address_that_does_not_answer(tmp_path, cluster):
     import ray
 
     assert not ray.is_initialized()
-    began = time.monotonic()
     with pytest.raises(ps.StudyError, match=r"No Ray cluster answers at 127\.0\.0\.1:9"):
         RayExecutor(Job(Blobs(), 0, "loss", "min", tmp_path), "ray://127.0.0.1:9")
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("on", ["ray://", "ray://host", "ray:host:6379", "ray://host:0", "ray://a b:1", "rays"])
