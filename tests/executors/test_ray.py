@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import signal
@@ -385,6 +386,83 @@ def test_two_studies_share_a_cluster_by_weight_and_the_rest_falls_to_the_last(on
     finally:
         second.close()
         first.close()
+
+
+# Workers that rest
+
+
+@pytest.fixture
+def program(whole):
+    """A program that is connected to the cluster by itself, as its studies find it."""
+    import ray
+
+    ray.init(address=whole.address, log_to_driver=False, logging_level="ERROR")
+    yield whole
+    ray.shutdown()
+
+
+def pids(cluster):
+    return {pid for node in cluster.nodes for pid in cluster.workers(node, TITLE)}
+
+
+def tuned(tmp_path, name, **settings):
+    return study(tmp_path, name, **settings).run(on="ray", sharing="solo")
+
+
+def test_workers_rest_for_the_programs_next_study(program, tmp_path):
+    first = tuned(tmp_path, "first")
+    there = pids(program)
+    assert len(there) == 4
+    second = tuned(tmp_path, "second", seed=1)
+    assert pids(program) == there
+    assert curves(first) != curves(second)
+    assert curves(second) == curves(study(tmp_path, "alone", seed=1).run(sharing="solo"))
+
+
+def test_one_that_died_at_rest_is_replaced(program, tmp_path):
+    tuned(tmp_path, "first")
+    there = pids(program)
+    for pid in there:
+        os.kill(pid, signal.SIGKILL)
+    assert_undisturbed(tuned(tmp_path, "ray"), tmp_path, "ray")
+    assert not pids(program) & there
+
+
+def test_one_whose_code_has_changed_is_replaced(program, tmp_path, monkeypatch):
+    code = tmp_path / "lately.py"
+    code.write_text("def train(trial):\n    trial.report(1, loss=1.0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("lately")
+    random = {"algorithm": ps.Random(budget=1), "trials": 4}
+    assert tuned(tmp_path, "first", task=module.train, **random).best.metrics == {"loss": 1.0}
+    code.write_text("def train(trial):\n    trial.report(1, loss=22.0)\n")
+    monkeypatch.delitem(sys.modules, "lately")
+    module = importlib.import_module("lately")
+    assert tuned(tmp_path, "second", task=module.train, **random).best.metrics == {"loss": 22.0}
+
+
+def test_they_make_way_for_another_task_and_for_another_program(program, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.executors.ray_slot.RESTING", 1000.0)
+    tuned(tmp_path, "first")
+    there = pids(program)
+    executor = RayExecutor(Job(as_task(until_stopped), 0, "loss", "min", tmp_path / "states"), "ray")
+    assert len(executor.devices()) == 4
+    assert not pids(program) & there
+    executor.close()
+    there = pids(program)
+    assert len(there) == 4
+    file = tmp_path / "tuned.py"
+    file.write_text(FILE)
+    command = [str(Path(sys.executable).with_name("penstock")), "run", str(file), "--dir", str(tmp_path), "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([*command, "--on", TestRayExecutor.on], check=True, env=environment, capture_output=True)
+    assert not pids(program) & there
+
+
+def test_they_leave_after_a_while(program, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.executors.ray_slot.RESTING", 0.1)
+    tuned(tmp_path, "first")
+    until(lambda: not program.leaks(), "they have left")
 
 
 # Bad input

@@ -3,7 +3,8 @@
 A worker has a placement group of its own and is asked for its events all the time; a call that fails, or stays
 unanswered, is the one sign of a death, whatever died. A process that died is replaced. Where its node may have died
 with it, the node is left alone until it is known to be well: Ray places actors on dead nodes for a while. Nodes and the
-study's part of the cluster are looked at every half second.
+study's part of the cluster are looked at every half second. Where the program itself is connected to Ray, a worker that
+is idle when its study ends rests for the program's next one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from penstock.errors import StudyError
 from penstock.executors.base import Device, DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.executors.processes import pickled
 from penstock.executors.ray_cluster import Connection, Offer, connect, living, offer, require
-from penstock.executors.ray_slot import BEAT, Slot, begin, fault, how
+from penstock.executors.ray_slot import BEAT, Slot, begin, fault, how, kin, rested
 from penstock.executors.ray_studies import Company
 from penstock.executors.ray_worker import Hello
 from penstock.states import Folder
@@ -67,7 +68,10 @@ class RayExecutor(Executor):
             found = offer()
             if found.devices < (workers or 1):
                 raise StudyError(_too_few(workers, found))
-            self._job, self._paths = self._ray.put(data), [os.getcwd(), *filter(os.path.isdir, sys.path)]
+            token = "" if self._token is None else self._token.name
+            self._study = (self._ray.put(data), [os.getcwd(), *filter(os.path.isdir, sys.path)], token)
+            self._kin = kin(job)
+            self._rested = rested(self._kin)
             self._quota = min(found.devices, workers or found.devices)
             self._fill(found)
             self._start()
@@ -151,10 +155,14 @@ class RayExecutor(Executor):
         if self._closed:  # Ray would start a cluster of its own rather than say that it is not connected
             return
         self._closed = True
-        for slot in list(self._slots):
-            self._remove(slot)
+        keep = False
         with suppress(Exception):
-            self._studies.leave()
+            keep = not self._studies.leave() and self._connection.stays
+        for slot in list(self._slots):
+            if keep and slot.phase == "ready" and not slot.running:
+                slot.rest(self._kin)
+            else:
+                self._remove(slot)
         if self._token is not None:
             with suppress(OSError):
                 self._token.unlink()
@@ -166,8 +174,7 @@ class RayExecutor(Executor):
         """Ask for workers until there are as many as this study may have."""
         wanted = min(self._quota, found.devices)
         while sum(slot.phase != "leaving" for slot in self._slots) < wanted:
-            token = "" if self._token is None else self._token.name
-            self._slots.append(begin(found, self._avoided, self._job, self._paths, token))
+            self._slots.append(begin(found, self._avoided, self._study, self._rested))
 
     def _start(self) -> None:
         """Wait until all workers that can start have: a study's first bundles are as large as its devices are many."""
@@ -255,7 +262,7 @@ class RayExecutor(Executor):
         if slot not in self._slots:
             return
         if slot.device is None:
-            self._stillborn += 1
+            self._stillborn += not slot.rested
             if "creation task" in str(error) or self._stillborn > STILLBORN:
                 self._refuse(slot, "", f"Workers could not start on the cluster: {error}")
             else:

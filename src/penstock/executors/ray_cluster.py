@@ -39,6 +39,11 @@ class Connection:
         Connection.users += 1
         self._open = True
 
+    @property
+    def stays(self) -> bool:
+        """Whether it was there before, and will be after."""
+        return not Connection.ours
+
     def close(self) -> None:
         if not self._open:
             return

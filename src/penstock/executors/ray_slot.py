@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from penstock import __version__
-from penstock.bundle import Bundle
+from penstock.bundle import Bundle, Job
 from penstock.executors.base import Device
 from penstock.executors.ray_cluster import Offer, require
 from penstock.executors.ray_worker import Hello, RayWorker
+from penstock.task import FunctionTask
 
 BEAT = 2.0  # seconds after which a worker answers though nothing happened
+RESTING = 30.0  # seconds that a worker outlives its study
+
+Kin = tuple[str, str, str]  # studies that may have each other's workers: the connection, and where the task is written
+Kept = tuple[Any, Any]  # a placement group, and the actor that has it
+_resting: dict[Kin, list[Kept]] = {}  # some may have left by themselves
 
 
 @dataclass(eq=False)
@@ -26,6 +32,7 @@ class Slot:
     actor: Any
     asked: Any  # the call whose answer is waited for
     began: float
+    rested: bool = False  # it served another study before
     phase: Literal["starting", "ready", "leaving"] = "starting"
     since: float = 0.0  # when that call was made
     came: float = 0.0  # when it first answered
@@ -51,24 +58,58 @@ class Slot:
         self.since = time.monotonic()
         self.asked = self.actor.events.options(concurrency_group="listening").remote(timeout)
 
+    def rest(self, kin: Kin) -> None:
+        """Keep the worker for the next study."""
+        self.actor.rest.remote(RESTING)
+        _resting.setdefault(kin, []).append((self.group, self.actor))
+
     def remove(self) -> None:
         """Kill the worker, whatever is left of it, and give its place back."""
-        import ray
-        from ray.util.placement_group import remove_placement_group
-
-        with suppress(Exception):
-            ray.kill(self.actor)
-        with suppress(Exception):
-            remove_placement_group(self.group)
+        _remove(self.group, self.actor)
 
 
-def begin(found: Offer, avoided: Collection[str], job: Any, paths: list[str], token: str) -> Slot:
-    """Ask for a worker on any node but the avoided ones; it says hello when it has come."""
+def kin(job: Job) -> Kin:
+    """Which studies may have this one's workers after it."""
+    import ray
+
+    task = job.task.function if isinstance(job.task, FunctionTask) else type(job.task)
+    return ray.get_runtime_context().get_job_id(), task.__module__, getattr(task, "__qualname__", "")
+
+
+def rested(kin: Kin) -> list[Kept]:
+    """The workers that rest for such a study; those that rest for others of this program go."""
+    found = _resting.pop(kin, [])
+    for other in [one for one in _resting if one[0] == kin[0]]:
+        for group, actor in _resting.pop(other):
+            _remove(group, actor)
+    _resting.clear()  # those of a connection that was closed have gone with it
+    return found
+
+
+def _remove(group: Any, actor: Any) -> None:
+    import ray
+    from ray.util.placement_group import remove_placement_group
+
+    with suppress(Exception):
+        ray.kill(actor)
+    with suppress(Exception):
+        remove_placement_group(group)
+
+
+def begin(found: Offer, avoided: Collection[str], study: Sequence[Any], rested: list[Kept]) -> Slot:
+    """Wake a worker for a study, or ask for one on any node but the avoided ones; it says hello when it is ready."""
+    cores = max(1, min(found.cores.values(), default=1))
+    again = bool(rested)
+    group, actor = rested.pop() if again else _new(found, avoided)
+    return Slot(group, actor, actor.begin.remote(*study, cores), time.monotonic(), again)
+
+
+def _new(found: Offer, avoided: Collection[str]) -> Kept:
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    cores = min(found.cores.values(), default=1)
-    needs = {"CPU": 1} if found.resource == "CPU" else {"GPU": 1, "CPU": min(1, cores)}
+    cores = min(1, min(found.cores.values(), default=1))
+    needs = {"CPU": 1} if found.resource == "CPU" else {"GPU": 1, "CPU": cores}
     elsewhere = [{"ray.io/node-id": f"!in({','.join(avoided)})"}] if avoided else None
     group = placement_group([needs], strategy="STRICT_PACK", bundle_label_selector=elsewhere)
     actor = (
@@ -80,9 +121,9 @@ def begin(found: Offer, avoided: Collection[str], job: Any, paths: list[str], to
             max_restarts=0,  # one that was restarted has lost its state: ours are elsewhere
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=False),
         )
-        .remote(job, paths, token, max(1, cores))
+        .remote()
     )
-    return Slot(group, actor, actor.hello.remote(), time.monotonic())
+    return group, actor
 
 
 def fault(hello: Hello) -> str | None:

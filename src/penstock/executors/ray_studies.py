@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.executors.ray_cluster import require
+from penstock.executors.ray_cluster import NAMESPACE, require
 
 FORGOTTEN = 5.0  # seconds after which a silent driver is forgotten
 TURN = 10.0  # seconds that a device is one study's, where there are fewer of them than studies
@@ -117,7 +117,7 @@ class Company:
                 if self._actor is None:
                     self._actor = (
                         self._ray.remote(Studies)
-                        .options(name=NAME, get_if_exists=True, lifetime="detached", num_cpus=0)
+                        .options(name=NAME, namespace=NAMESPACE, get_if_exists=True, lifetime="detached", num_cpus=0)
                         .remote()
                     )
                 self._asked = self._actor.here.remote(self._name, self._weight, most, devices)
@@ -125,6 +125,20 @@ class Company:
             self._actor = self._asked = None
         return devices if self._known is None else self._known
 
-    def leave(self) -> None:
-        if self._actor is not None and self._ray.get(self._actor.gone.remote(self._name), timeout=FORGOTTEN) == 0:
-            self._ray.kill(self._actor)
+    def leave(self) -> bool:
+        """Leave; whether others are left."""
+        if self._actor is None:
+            return False
+        if self._ray.get(self._actor.gone.remote(self._name), timeout=FORGOTTEN) > 0:
+            return True
+        self._ray.kill(self._actor)
+        return False
+
+
+def others() -> bool:
+    """Whether any study is under way, asked by a worker that has none."""
+    try:
+        require().get_actor(NAME, namespace=NAMESPACE)
+    except ValueError:
+        return False
+    return True

@@ -1,18 +1,21 @@
-"""A worker on a Ray cluster: an actor that holds one device for as long as its study has it.
+"""A worker on a Ray cluster: an actor that holds one device for as long as its study has it, and a little longer.
 
 A thread of its own trains; the actor's methods only pass orders in and events out, so that a worker answers while it
-trains. One that does not answer has hung.
+trains. One that does not answer has hung. After its study it rests, its imports done, for the next study of the same
+program, until that comes, or another program's, or a while has passed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import io
 import os
 import platform
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,10 +26,12 @@ from penstock import __version__
 from penstock.bundle import Bundle, Job, WorkerEvent
 from penstock.errors import PenstockError
 from penstock.executors.base import Device
+from penstock.executors.ray_studies import others
 from penstock.executors.serving import Order, serve
 from penstock.states import Folder, States
 from penstock.task import Task
 
+GLANCE = 0.5  # seconds between two looks of a resting worker whether somebody wants its device
 Told = tuple[WorkerEvent, bytes | None]  # an event, and its state's content where the driver is to keep it
 
 
@@ -94,12 +99,25 @@ class HeldStates(States):
 class RayWorker:
     """The actor. Its methods run in two threads: those that wait for events in one, all others in the other."""
 
-    def __init__(self, job: bytes, paths: list[str], token: str, threads: int) -> None:
+    def __init__(self) -> None:
+        self._made = time.time()
+        self._turn = threading.Condition()
+        self._training: threading.Thread | None = None
+        self._wanted = threading.Event()
+
+    def begin(self, job: bytes, paths: list[str], token: str, threads: int) -> Hello:
+        """Serve a study: the first one, or another after a rest."""
+        with self._turn:
+            self._wanted.set()
+        if self._training is not None:
+            self._training.join()
+            if _changed(self._made):
+                os._exit(0)  # another takes its place, with the code as it is now
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._described: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._held: HeldStates | None = None
-        self._placed, self._turn = 0, threading.Condition()
+        self._placed = 0
         self._hello = Hello(
             "", os.getpid(), platform.node(), platform.python_version(), __version__, "", "", 0, None, False
         )
@@ -109,6 +127,7 @@ class RayWorker:
         except Exception as error:
             said = str(error) if isinstance(error, PenstockError) else traceback.format_exc()
             self._hello = replace(self._hello, broken=said)
+        return self._hello
 
     def _begin(self, pickled: bytes, token: str, threads: int) -> None:
         import cloudpickle
@@ -142,11 +161,14 @@ class RayWorker:
             job = replace(job, states=self._held)
         self._hello = replace(self._hello, shared=shared)
         worker = Worker(job, found.name)
-        threading.Thread(target=self._train, args=(worker,), daemon=True, name="training").start()
+        self._training = threading.Thread(target=self._train, args=(worker,), daemon=True, name="training")
+        self._training.start()
 
     def _train(self, worker: Any) -> None:
         try:
             serve(worker, self._orders, self._tell)
+            del worker
+            _free()
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # nothing of ours should come here; a worker that cannot train must not seem to
@@ -161,8 +183,24 @@ class RayWorker:
             kept = self._held.written.pop(state.file, None)  # the driver has it from here on
         self._events.put((value, kept))
 
-    def hello(self) -> Hello:
-        return self._hello
+    def rest(self, seconds: float) -> None:
+        """The study is over: forget it, and wait so long for another of the same program."""
+        self._orders.put(("end", None))
+        self._wanted.clear()
+        threading.Thread(target=self._leave, args=(seconds,), daemon=True, name="resting").start()
+
+    def _leave(self, seconds: float) -> None:
+        """Give the device back, unless it is wanted."""
+        from ray.util.placement_group import get_current_placement_group, remove_placement_group
+
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not others():
+            if self._wanted.wait(GLANCE):
+                return
+        with self._turn:
+            if not self._wanted.is_set():
+                remove_placement_group(get_current_placement_group())
+                os._exit(0)
 
     def place(self, number: int, bundle: Bundle, states: Mapping[str, bytes]) -> None:
         """Take a bundle, with the states that its trials begin with where they are not to be found.
@@ -215,6 +253,25 @@ def _loads(library: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _free() -> None:
+    """Give the device's memory back, where there is any."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _changed(since: float) -> bool:
+    """Whether code that this process has imported is not what lies there now."""
+    for module in list(sys.modules.values()):
+        try:
+            if os.path.getmtime(getattr(module, "__file__", None) or "") > since:
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def _names(dir: Path) -> list[str]:

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.training.worker import Worker
 
-Order = tuple[str, Any]  # ("place", bundle) or ("describe", (configs, train))
+Order = tuple[str, Any]  # ("place", bundle), ("describe", (configs, train)) or ("end", None)
 
 
 def serve(worker: Worker, orders: queue.SimpleQueue[Order], tell: Callable[[str, Any], None]) -> None:
-    """Train what is placed, for ever; an idle worker waits for orders."""
+    """Train what is placed, until the end is ordered; an idle worker waits for orders."""
     while True:
         while worker.idle or not orders.empty():
             kind, value = orders.get()
+            if kind == "end":
+                return
             if kind == "place":
                 worker.place(value)
             else:
