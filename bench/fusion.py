@@ -240,11 +240,11 @@ class Fed(Source):
 
     batch: Batch
 
-    def batches(self, epoch: int, start: int, size: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int, size: int, cut: object = None) -> Iterator[Batch]:
         while True:
             yield self.batch
 
-    def all(self, size: int) -> Iterator[tuple[Batch, int]]:
+    def all(self, size: int, first: int = 0, every: int = 1) -> Iterator[tuple[Batch, int]]:
         yield self.batch, size
 
 

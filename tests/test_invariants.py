@@ -197,8 +197,8 @@ def test_9_trials_are_a_total_over_any_number_of_resumes():
 
 LEVELS = [
     ["cli", "loading"],
-    ["study", "changes", "rehearsal", "report", "result"],
-    ["engine", "placing", "pace", "decisions", "fusing"],
+    ["study", "changes", "rehearsal", "report", "result", "profiling"],
+    ["engine", "placing", "pace", "decisions", "fusing", "spreading"],
     ["algorithms", "scheduling"],
     ["executors"],
     ["training"],

@@ -22,11 +22,17 @@ from penstock.study import SCHEDULERS
 class Engine:
     """What stands around a ``Placing``: a history, a clock, an executor that remembers, a scheduler that does."""
 
-    def __init__(self, devices=1, memory=8, schedule=fifo, bytes=None):
+    def __init__(self, devices=1, memory=8, schedule=fifo, bytes=None, modes=("solo",)):
         self.views, self.bundles, self.now, self.described = [], [], 0.0, 0
         self.cards = [Device(f"gpu {i}", "h200", memory) for i in range(devices)]
         self.description = Description(signature="a", bytes=bytes)
-        executor = SimpleNamespace(devices=lambda: self.cards, place=self.bundles.append, describe=self.describe)
+        executor = SimpleNamespace(
+            devices=lambda: self.cards,
+            place=self.bundles.append,
+            describe=self.describe,
+            modes=frozenset(modes),
+            virtual=False,
+        )
         self.history = History.of([Opened({"metric": "loss", "mode": "min"})])
 
         def watched(view, demands, speed):

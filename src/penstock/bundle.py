@@ -35,7 +35,9 @@ class Bundle:
     """Trials placed together on the same devices; without placements, the order to stop.
 
     The trials of a fused bundle have one ``signature``. ``size`` is how many of them a step computes at once, or None
-    where the worker is to measure that; ``reason`` says where a size comes from.
+    where the worker is to measure that; ``reason`` says where a size comes from. The one trial of a distributed bundle
+    has a worker on each of the devices, this one being the ``rank``-th; all come to the ``meeting``, whose address the
+    first one makes; ``measure`` tells them to find out what 1, 2, 4, … of the devices give it.
     """
 
     name: str
@@ -45,6 +47,9 @@ class Bundle:
     signature: str = ""
     size: int | None = None
     reason: str = ""
+    rank: int = 0
+    meeting: str = ""
+    measure: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,4 +117,19 @@ class Failed:
     died: bool = False
 
 
-WorkerEvent = Report | Saved | Finished | Stopped | Failed | Measured
+@dataclass(frozen=True)
+class Gathering:
+    """The first worker of a distributed bundle is ready, and the others are to be given it: for the executor alone."""
+
+    bundle: Bundle
+
+
+@dataclass(frozen=True)
+class Parted:
+    """The workers of a distributed bundle did not meet; what became of its trial is told after it."""
+
+    devices: tuple[str, ...]
+    error: str
+
+
+WorkerEvent = Report | Saved | Finished | Stopped | Failed | Measured | Parted

@@ -1,4 +1,4 @@
-"""The command line: run a file's study, go on with one, and look at those there are.
+"""The command line: run a file's study, go on with one, measure a trial, and look at the studies there are.
 
 Nothing heavy is imported before a command needs it.
 Exit codes: 0 done, 1 the study failed, 2 bad usage, 130 interrupted.
@@ -52,6 +52,7 @@ class Sharing(StrEnum):
     auto = "auto"
     solo = "solo"
     fused = "fused"
+    distributed = "distributed"
 
 
 class Scheduler(StrEnum):
@@ -256,6 +257,43 @@ def export(
         else:
             runs = write_tensorboard(place, out)
             typer.echo(f"Wrote {len(runs)} runs to {out}; look at them with: tensorboard --logdir {out}")
+
+
+@app.command()
+def profile(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file whose module has a `study`.")],
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="How many devices at most; all unless given, or a CPU's cores.")
+    ] = None,
+    on: Annotated[
+        str, typer.Option(metavar="local|ray|ray://HOST:PORT", help="local: this machine. ray: a Ray cluster.")
+    ] = "local",
+    dir: Annotated[Path | None, typer.Option(help="The folder that holds the studies.")] = None,
+    json: Json = False,
+) -> None:
+    """Measure what 1, 2, 4, … devices give one trial of a file's study."""
+    from penstock.profiling import count_workers, profile
+    from penstock.report import scaling, summary, tables
+
+    with _apart(json):
+        with _refused(BAD_USAGE):
+            study = load(file)
+            study = study if dir is None else study.replace(dir=dir)
+            workers = count_workers(study, on, workers)
+        if not json:
+            typer.echo("Training one trial for a few steps on 1, 2, 4, … devices.", err=True)
+        with _refused(FAILED):
+            facts = scaling.scaling_facts(profile(study, on, workers))
+    if json:
+        typer.echo(summary.to_json(facts))
+        return
+    console = tables.console()
+    console.print(scaling.what(facts), soft_wrap=True)
+    if facts["rows"]:
+        console.print()
+        console.print(scaling.scaling_table(facts))
+        console.print()
+    console.print(scaling.verdict(facts), soft_wrap=True)
 
 
 @app.command()

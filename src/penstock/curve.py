@@ -110,6 +110,15 @@ def measured(sharing: Mapping[int, float], scaling: Mapping[int, float]) -> tupl
     return Curve(_through(smooth, most), _through(falling, best)), said
 
 
+def doublings(most: int) -> list[int]:
+    """1, 2, 4, … and the most itself.
+
+    >>> doublings(6)
+    [1, 2, 4, 6]
+    """
+    return [*(2**i for i in range((most - 1).bit_length())), most]
+
+
 def _usable(seconds: Mapping[int, float]) -> dict[int, float]:
     """Those that can be; without one alone on one device there is nothing to compare with."""
     usable = {count: t for count, t in sorted(seconds.items()) if count >= 1 and 0 < t < math.inf}

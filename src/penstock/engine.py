@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock import events
-from penstock.bundle import Failed, Finished, Measured, Saved, Stopped
+from penstock.bundle import Failed, Finished, Measured, Parted, Saved, Stopped
 from penstock.decisions import Decider, told
 from penstock.errors import PenstockError, StudyError, TaskError
 from penstock.events import Event, Log
@@ -153,6 +153,9 @@ class Engine:
         if isinstance(event, Measured):
             self._measured(event)
             return
+        if isinstance(event, Parted):
+            self.placing.parted(event)
+            return
         place = self.placing.running.get(event.trial)
         if place is None or place.members[event.trial].attempt != event.attempt:
             return  # an older attempt: discarded, so that nothing is reported twice
@@ -160,8 +163,9 @@ class Engine:
         if isinstance(event, Report):
             if event.unit > record.reported:
                 self.placing.acquit(event.trial)
-            unlike = place.mode == "processes"
-            self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=unlike)
+            if self.fusing is None or len(place.members) == 1:
+                unlike = place.mode == "processes"
+                self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=unlike)
             self._report(record, event)
         elif isinstance(event, Saved):
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
@@ -181,14 +185,16 @@ class Engine:
 
     def _measured(self, event: Measured) -> None:
         """A worker knows what sharing a device costs the trials of a signature: bundles that are too large shrink."""
-        if self.fusing is None:
+        fusing = None if event.scaling else self.fusing  # what several devices give is not about sharing one
+        if fusing is None:
             said = self.placing.pace.measured(event)
             event = replace(event, reason="; ".join((event.reason, *said)))
         self._log(replace(event, clock=self.clock()))
-        if self.fusing is None:
+        if fusing is None:
+            self.placing.settle(event.signature)
             return
-        self.fusing.take(event, event.device)
-        self.placing.shrink(event.signature, event.size, self.fusing.alike(event.device))
+        fusing.take(event, event.device)
+        self.placing.shrink(event.signature, event.size, fusing.alike(event.device))
 
     def _report(self, record: TrialRecord, report: Report) -> None:
         metric = self.history.metric

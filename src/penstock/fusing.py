@@ -18,6 +18,7 @@ from penstock.trial import Config
 UNKNOWN = 64  # trials in a bundle of which nothing is measured yet
 LARGEST = 512  # trials in any bundle
 ALL_UNLIKE = 8  # trials of which no two could be fused are no accident
+GAIN = 0.1  # of a step's time, for which a bundle is split
 HELD = 0.4  # of a device's memory may be the states of a bundle; the rest is for what a step computes
 
 
@@ -142,6 +143,7 @@ class Fusing:
             self._say(measured.reason)
             self._new.clear()  # it is in the log as measured
         if measured.seconds:
+            known = self.profiles.get(self.task, self.devices[device], measured.signature)
             self.profiles.put(
                 Profile(
                     self.task,
@@ -152,8 +154,19 @@ class Fusing:
                     measured.seconds,
                     measured.bytes,
                     measured.reason,
+                    {} if known is None else known.scaling,
                 )
             )
+
+    def splits(self, signature: str, device: str, trials: int, parts: int) -> bool:
+        """Whether a step of ``trials`` takes much longer than one of a part of them, as far as that was measured."""
+        known = self._found(signature, device) or self._profile(signature, device)
+        if known is None or not known.seconds:
+            return False
+        fewer = -(-trials // parts)
+        whole = min((t for count, t in known.seconds.items() if count >= trials), default=max(known.seconds.values()))
+        part = min((t for count, t in known.seconds.items() if count >= fewer), default=whole)
+        return part < (1 - GAIN) * whole
 
     def alike(self, device: str) -> list[str]:
         """The devices that what was measured on this one holds for."""
@@ -163,7 +176,8 @@ class Fusing:
         return self._measured.get((signature, self.devices[device]))
 
     def _profile(self, signature: str, device: str) -> Profile | None:
-        return self.profiles.get(self.task, self.devices[device], signature)
+        found = self.profiles.get(self.task, self.devices[device], signature)
+        return found if found is not None and found.seconds else None  # one may be of several devices alone
 
     def _say(self, reason: str) -> None:
         """Once for each reason: trials that train solo cost more than the user may expect."""

@@ -25,7 +25,11 @@ class Shelf:
         return self.profiles.get(self.task, kind(device), signature)
 
     def put(self, event: Measured, device: Device) -> None:
-        """Keep what a worker found out."""
+        """Keep what a worker found out; of several devices, beside what is known of sharing one."""
+        known = self.get(event.signature, device)
+        if known is not None and not event.seconds:
+            self.profiles.put(replace(known, scaling=event.scaling))
+            return
         what = (event.signature, event.way, event.size, event.seconds, event.bytes, event.reason, event.scaling)
         self.profiles.put(Profile(self.task, kind(device), *what))
 
@@ -103,6 +107,14 @@ class Pace:
                 if profile.moving is not None:
                     self.model.started(profile.moving)
 
+    def widest(self, trial: int, device: str) -> int:
+        """The most devices that pay for a trial, of the type of this one."""
+        return 1 if self.model is None else self.model.curve(self._devices[device].type, trial).widest
+
+    def unmeasured(self, signature: str, type: str) -> bool:
+        """Whether it is to be found out what several devices of a type give a signature."""
+        return self.model is not None and not self.model.known(signature, type)[1]
+
     def measured(self, event: Measured) -> list[str]:
         """A worker measured what sharing and spreading cost on its device; gives what was smoothed or cut."""
         device = self._devices[event.device]
@@ -124,6 +136,11 @@ class Pace:
         if self.model is not None:
             self._going[trial] = _Going(self._devices[device].type, clock)
             self._mixed(together, clock)
+
+    def unlike(self, trial: int) -> None:
+        """What a trial's next unit takes says nothing of those that follow."""
+        if (going := self._going.get(trial)) is not None:
+            going.alike = False
 
     def left(self, trial: int, together: Collection[int], clock: float) -> None:
         """A trial has left its bundle, and the others are among themselves."""

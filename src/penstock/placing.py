@@ -7,11 +7,12 @@ processes where not; a whole device is solo, several are distributed. On executo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock import events
-from penstock.bundle import Bundle, BundleMode, Description, Placement
+from penstock.bundle import Bundle, BundleMode, Description, Parted, Placement
 from penstock.errors import StudyError
 from penstock.events import Event
 from penstock.executors.base import Device, Executor
@@ -21,6 +22,7 @@ from penstock.pace import Pace
 from penstock.scheduling import grouping
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, Scheduler, View, room
 from penstock.scheduling.company import alike_together
+from penstock.spreading import Destiny, Lone, Spreading, together
 from penstock.trial import Config, StateRef
 
 MANY = 64  # devices, of which not every change is looked at while trials move
@@ -39,6 +41,7 @@ class Place:
     members: dict[int, Placement] = field(default_factory=dict)
     leaving: set[int] = field(default_factory=set)
     torn: bool = False  # somebody died here who was not alone
+    measure: bool = False  # what several devices give
 
     @property
     def share(self) -> float:
@@ -64,6 +67,8 @@ class Placing:
         self.executor, self.history, self.schedule = executor, history, schedule
         self.log, self.clock, self.intact = log, clock, intact
         self.fusing, self.pace = fusing, pace or Pace()
+        self.spreading = Spreading(self.pace)
+        self._elastic = self.pace.learns and "distributed" in executor.modes and not executor.virtual
         self.waiting: dict[int, Demand] = {}
         self.running: dict[int, Place] = {}
         self.asked = 0  # how often a trial was queued
@@ -78,7 +83,8 @@ class Placing:
         self._moving: set[int] = set()  # trials that are to leave for other devices
         self._lost: set[int] = set()  # trials whose device was lost under them
         self._new: set[int] = set()  # trials that wait and were not described yet
-        self._changed = True
+        self._known: dict[int, str] = {}  # the signatures that the speed model was told
+        self.changed = True
 
     # Who waits, who leaves, and which devices there are
 
@@ -96,7 +102,7 @@ class Placing:
         )
         if self.pace.learns:
             self._new.add(record.number)
-        self._changed = True
+        self.changed = True
 
     def left(self, trial: int) -> Placement:
         """A trial is no longer in its bundle."""
@@ -112,7 +118,7 @@ class Placing:
             for name in place.devices:
                 self._on[name].pop(trial, None)
                 self._measure(name)
-        self._changed = True
+        self.changed = True
         return placement
 
     def look(self) -> None:
@@ -129,7 +135,7 @@ class Placing:
             self._on.setdefault(name, {})
         for name in self._on:
             self._measure(name)
-        self._changed = True
+        self.changed = True
 
     def lose(self, device: str) -> None:
         """A device is gone; it may be back already. Who runs there has no part of it, and is told of later.
@@ -142,7 +148,7 @@ class Placing:
             self._on[device].pop(trial, None)
         if device in self._on:
             self._measure(device)
-        self._changed = True
+        self.changed = True
         self.look()
 
     def blames(self, trial: int, *, died: bool) -> bool:
@@ -179,19 +185,24 @@ class Placing:
         """Carry out what the scheduler assigns; without devices everybody waits until one comes."""
         if not self._devices:
             return
+        if self.spreading.destined:
+            self._enter_destined()
         if self.fusing is not None:
             if self.waiting:
                 self._place_fused(self.fusing)
+            if self.changed:
+                self.changed = False
+                self._resize_fused(self.fusing)
             return
-        if not self._changed or not (self.waiting or self.running):
+        if not self.changed or not (self.waiting or self.running):
             return
         if self._moving and not self.waiting and len(self._devices) > MANY:
             return  # who is to move comes first; then all is decided anew
-        self._changed = False
+        self.changed = False
         self._describe()
         view = View(self._devices, _Holdings(self), self._room, self.history.weights)
         told: dict[str, Place] = {}
-        made = self.schedule(view, self.waiting.values(), self.pace.speed())
+        made = together(self.schedule(view, self.waiting.values(), self.pace.speed()), self._assigned, self._devices)
         for one in (one for one in made if one.trial in self.running):
             place = self.running[one.trial]
             if self._move(place, one.trial):
@@ -201,6 +212,8 @@ class Placing:
                 told[entered.name] = entered
         for place in told.values():
             self._declare(place)
+        if not self.waiting and not self._moving:
+            self._probe()
         if not self.running and self.waiting and self._devices:
             raise StudyError(
                 f"{self.schedule.__name__} gives nothing that fits to any of the {len(self.waiting)} trials that wait, "
@@ -241,14 +254,7 @@ class Placing:
             place = self.running[next(iter(others))] if others else self._make(devices, "fused", signature)
             if place.signature != signature or not signature:
                 place.mode = "processes"
-        demand = self.waiting[trial]
-        if not self._begin(place, trial, assignment.share):
-            return None
-        self._demands[trial], self._assigned[trial] = demand, assignment
-        for name in devices:
-            self._on[name][trial] = assignment
-            self._measure(name)
-        return place
+        return place if self._begin(place, trial, assignment.share) else None
 
     def _describe(self) -> None:
         """Learn what those that wait are like, where their config is new."""
@@ -272,17 +278,21 @@ class Placing:
         """Trials of one signature share a device, in bundles as large as was measured to pay."""
         fusing.suspects.bisect()
         there = {place.name: place for place in self._bundles() if place.devices[0] in self._devices}
+        taken = {name for place in there.values() for name in place.devices[1:]}
+        taken.update(name for destiny in self.spreading.destined.values() for name in destiny.devices)
+        devices = [name for name in self._devices if name not in taken]
         running = [
             grouping.Running(p.name, p.devices[0], p.signature or None, len(p.members), fusing.suspects.half(p.members))
             for p in there.values()
         ]
-        if len(there) >= len(self._devices) and not any(self._open(place, fusing) for place in there.values()):
+        if len(there) >= len(devices) and not any(self._open(place, fusing) for place in there.values()):
             return
         fusing.describe([self.history.trials[trial] for trial in self.waiting])
         for reason in fusing.refusals():
             self.log(events.Measured("", "", "solo", 1, {}, None, reason, self.clock()))
-        waiting = [self._candidate(demand, fusing) for demand in self.waiting.values()]
-        for gathering in grouping.group(list(self._devices), running, waiting, fusing.limit):
+        destined = self.spreading.destined
+        waiting = [self._candidate(demand, fusing) for trial, demand in self.waiting.items() if trial not in destined]
+        for gathering in grouping.group(devices, running, waiting, fusing.limit):
             if gathering.bundle is not None:
                 place = there[gathering.bundle]
             else:
@@ -294,8 +304,14 @@ class Placing:
                 place.reason = fusing.reason(signature, gathering.device) if fused else ""
             share = 1 / (len(place.members) + len(gathering.trials))
             for trial in gathering.trials:
+                self._know(trial, fusing.of(trial).signature or "")
                 self._begin(place, trial, share)
             self._declare(place)
+
+    def _know(self, trial: int, signature: str) -> None:
+        if self.pace.learns and self._known.get(trial) != signature:
+            self._known[trial] = signature
+            self.pace.know(trial, signature)
 
     def _candidate(self, demand: Demand, fusing: Fusing) -> grouping.Candidate:
         record, description = self.history.trials[demand.trial], fusing.of(demand.trial)
@@ -316,7 +332,8 @@ class Placing:
 
     def _begin(self, place: Place, trial: int, share: float) -> bool:
         """Log that a trial enters a bundle; not where its state is gone for good."""
-        del self.waiting[trial]
+        demand = self.waiting.pop(trial)
+        self.spreading.destined.pop(trial, None)
         record = self.history.trials[trial]
         state, attempt = record.state or record.start, record.attempt + 1
         if state is not None and not self.intact(state):
@@ -330,13 +347,125 @@ class Placing:
         self.running[trial], self._begun[trial] = place, self.clock()
         place.members[trial] = Placement(trial, attempt, record.config, record.granted, state, inherited, share)
         self.pace.entered(trial, place.devices[0], place.members, self.clock())
+        assignment = Assignment(trial, place.devices, share)
+        self._demands[trial], self._assigned[trial] = demand, assignment
+        for name in place.devices:
+            self._on[name][trial] = assignment
+            self._measure(name)
         return True
 
     def _declare(self, place: Place) -> None:
         placements = tuple(one for trial, one in place.members.items() if trial not in place.leaving)
-        bundle = Bundle(place.name, place.devices, placements, place.mode, place.signature, place.size, place.reason)
+        bundle = Bundle(
+            place.name,
+            place.devices,
+            placements,
+            place.mode,
+            place.signature,
+            place.size,
+            place.reason,
+            measure=place.measure,
+        )
         if placements or place.leaving:
             self.executor.place(bundle)
+
+    # Several devices
+
+    def parted(self, event: Parted) -> None:
+        """The workers on these devices did not meet; the trial there is told of after this."""
+        self.spreading.parted(event.devices)
+        warnings.warn(f"{event.error} It goes on elsewhere.", stacklevel=2)
+
+    def _enter_destined(self) -> None:
+        """Trials that have left for other devices go there, once these are free; where they are not to be, anywhere."""
+        for trial, destiny in list(self.spreading.destined.items()):
+            there = {other for name in destiny.devices for other in self._on.get(name, ())} - {trial}
+            if not there <= self._moving or not set(destiny.devices) <= self._devices.keys():
+                del self.spreading.destined[trial]
+            elif trial in self.waiting and not there:
+                mode: BundleMode = "distributed" if len(destiny.devices) > 1 else "solo"
+                place = self._make(destiny.devices, mode, self._description(trial).signature or "")
+                place.measure, place.reason = destiny.measure, destiny.reason
+                if self._begin(place, trial, float(len(destiny.devices))):
+                    if destiny.measure:
+                        self.pace.unlike(trial)
+                    self._declare(place)
+
+    def _destine(self, trial: int, destiny: Destiny) -> None:
+        place = self.running[trial]
+        if self._move(place, trial):
+            self.spreading.destined[trial] = destiny
+            self._declare(place)
+        else:
+            self.spreading.destined.pop(trial, None)
+
+    def _probe(self) -> None:
+        """Where devices are idle, find out what several of them give a trial that is alone on one."""
+        if not self._elastic or self.spreading.destined:
+            return
+        idle = [name for name in self._devices if not self._on[name]]
+        if not idle:
+            return
+        alone = []
+        for place in self._bundles():
+            if len(place.devices) == 1 and len(place.members) == 1:
+                (trial,) = place.members
+                record, known = self.history.trials[trial], self._description(trial)
+                units = record.granted - record.reported
+                alone.append(
+                    Lone(trial, place.devices[0], known.signature or "", units, known.batch_size, record.best_score)
+                )
+        found = self.spreading.probe(alone, idle, self._devices)
+        if found is not None:
+            self._destine(found, self.spreading.destined[found])
+
+    def settle(self, signature: str) -> None:
+        """What several devices give a signature is known: who measured it keeps those that pay."""
+        self.changed = True
+        for place in self._bundles():
+            if place.measure and place.signature == signature:
+                (trial,) = place.members
+                place.measure = False
+                widest = self.pace.widest(trial, place.devices[0])
+                if widest < len(place.devices):
+                    self._destine(trial, Destiny(place.devices[:widest]))
+
+    def _description(self, trial: int) -> Description:
+        if self.fusing is not None:
+            return self.fusing.of(trial)
+        return self._described[trial][1] if trial in self._described else Description()
+
+    def _resize_fused(self, fusing: Fusing) -> None:
+        """Who waits is given devices that others have several of; what nobody waits for splits bundles, or goes to one.
+
+        A bundle is split rather than spread: its parts exchange nothing.
+        """
+        if not self._elastic or self._moving or self.spreading.destined:
+            return
+        if self.waiting:
+            for place in [place for place in self._bundles() if len(place.devices) > 1]:
+                for trial in place.members:
+                    if self._move(place, trial):
+                        self._declare(place)
+            return
+        idle = [name for name in self._devices if not self._on[name]]
+        if not idle:
+            return
+        fused = max(self._bundles(), key=lambda place: len(place.members), default=None)
+        if fused is not None and len(fused.members) > 1:
+            parts = min(len(fused.members), 1 + len(idle))
+            if fusing.splits(fused.signature, fused.devices[0], len(fused.members), parts):
+                for trial in list(fused.members)[-(-len(fused.members) // parts) :]:
+                    self._move(fused, trial)
+                self._declare(fused)
+            return
+        view = View(self._devices, _Holdings(self), self._room, self.history.weights)
+        made = together(self.schedule(view, (), self.pace.speed()), self._assigned, self._devices)
+        for one in made:
+            if one.trial in self.running and not self.spreading.apart(one.devices):
+                self._destine(one.trial, Destiny(one.devices))
+        if not made:
+            self._probe()
 
     # Changing bundles that run
 

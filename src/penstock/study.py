@@ -182,8 +182,9 @@ class Study:
         Args:
             on: where: "local"; "ray", the Ray cluster that runs here or a new one, or "ray://host:port"; or
                 ``ps.Simulated(devices=64)``, a cluster that is not there, on a virtual clock.
-            sharing: how trials share a device: "solo", "fused" (as one model, in bundles as large as can be), or
-                "auto", which measures what pays.
+            sharing: how trials share devices: "solo", one trial a device; "fused", as one model, in bundles as large as
+                can be; "distributed", never several on a device, and one on several where that pays; or "auto", which
+                measures what pays.
             scheduler: who gets how much of the devices: "waterfill", "dynamic_fluid", "static_fluid", or "fifo", one
                 trial a device.
             workers: how many devices at most, each with a worker of its own: on this machine 1, which trains in this
@@ -302,12 +303,12 @@ class Study:
                 "The trials of a TabulatedTask are looked up and not trained: run it on a simulated cluster, as in "
                 "study.run(on=penstock.Simulated(devices=8)), or with --on simulated."
             )
-        if sharing not in ("auto", "solo", "fused"):
-            raise StudyError(f'sharing must be "auto", "solo" or "fused", got {sharing!r}.')
+        if sharing not in ("auto", "solo", "fused", "distributed"):
+            raise StudyError(f'sharing must be "auto", "solo", "fused" or "distributed", got {sharing!r}.')
         if scheduler not in SCHEDULERS:
             raise StudyError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {scheduler!r}.")
-        if scheduler == "fifo" and sharing == "fused":
-            raise StudyError('scheduler="fifo" gives each trial a device of its own: leave sharing="fused" out.')
+        if scheduler == "fifo" and sharing in ("fused", "distributed"):
+            raise StudyError(f'scheduler="fifo" gives each trial a device of its own: leave sharing="{sharing}" out.')
         if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
             raise StudyError(f"workers must be a whole number above 0, got {workers!r}.")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
@@ -336,16 +337,18 @@ class Study:
         return ProcessExecutor(job, workers)
 
     def _fusing(self, executor: Executor, sharing: str, scheduler: str, dir: Path) -> Fusing | None:
-        alone = sharing == "solo" or scheduler == "fifo" or isinstance(self.task, FunctionTask)
+        alone = sharing in ("solo", "distributed") or scheduler == "fifo" or isinstance(self.task, FunctionTask)
         if alone or executor.virtual:
             return None
         return Fusing(executor, _profiles(dir), fingerprint(self.task), forced=sharing == "fused")
 
     def _pace(self, executor: Executor, sharing: str, dir: Path) -> Pace | None:
         """Where trials can have any share, what each costs is learnt."""
-        if "distributed" not in executor.modes:
+        if "distributed" not in executor.modes or not (executor.virtual or sharing in ("auto", "distributed")):
             return None
-        return Pace(SpeedModel(shared=sharing != "solo"), Shelf(_profiles(dir), fingerprint(self.task)))
+        return Pace(
+            SpeedModel(shared=sharing not in ("solo", "distributed")), Shelf(_profiles(dir), fingerprint(self.task))
+        )
 
     @contextmanager
     def _progress(self, wanted: bool | None) -> Iterator[Callable[[History], None] | None]:

@@ -238,3 +238,66 @@ class ExecutorContract:
         assert "no such model" in failed.error
         for trial in (1, 3):
             self.assert_as_alone(events, trial, CONFIG, 2)
+
+
+class SpreadContract(ExecutorContract):
+    """What an executor of several devices keeps besides: a trial on all of them is the trial on one."""
+
+    def spread(self, executor, *placements, devices=(0, 1), name="a", **more):
+        names = tuple(executor.devices()[i].name for i in devices)
+        executor.place(Bundle(name, names, placements, "distributed", "one signature", **more))
+
+    def test_a_trial_on_several_devices_is_the_trial_on_one(self, exact):
+        attempt = next(attempts)
+        self.spread(exact, Placement(4, attempt, CONFIG, 4))
+        events = self.until_left(exact)
+        self.assert_as_alone(events, 4, CONFIG, 4)
+        assert isinstance(events[-1], Finished)
+        assert all(e.attempt == attempt for e in events if isinstance(e, Report))
+        assert events[-2].state.unit == 4
+
+    def test_it_grows_shrinks_and_moves(self, exact):
+        events, state = [], None
+        for unit, devices in enumerate([(0,), (0, 1), (1,), (1, 0), (0, 1)], 1):
+            placement = Placement(4, next(attempts), CONFIG, unit, state)
+            if len(devices) == 1:
+                self.place(exact, placement, device=devices[0], name=f"bundle {unit}")
+            else:
+                self.spread(exact, placement, devices=devices, name=f"bundle {unit}")
+            events += self.until_left(exact)
+            state = [e for e in events if isinstance(e, Report)][-1].state
+        self.assert_as_alone(events, 4, CONFIG, 5)
+
+    def test_it_stops_wherever_it_is_and_goes_on_from_there(self, exact):
+        self.spread(exact, Placement(4, next(attempts), CONFIG, 10**6))
+        events = exact.wait()
+        exact.place(Bundle("a", tuple(d.name for d in exact.devices()[:2]), ()))
+        events += self.until_left(exact)
+        assert isinstance(events[-1], Stopped)
+        done = sum(isinstance(e, Report) for e in events)
+        self.spread(exact, Placement(4, next(attempts), CONFIG, done + 2, events[-1].state), devices=(1, 0))
+        self.assert_as_alone(events + self.until_left(exact), 4, CONFIG, done + 2)
+
+    def test_what_each_number_of_devices_gives_is_measured_while_it_trains(self, exact):
+        self.spread(exact, Placement(4, next(attempts), CONFIG, 6), measure=True)
+        events = self.until_left(exact)
+        self.assert_as_alone(events, 4, CONFIG, 6)
+        (measured,) = (e for e in events if isinstance(e, Measured))
+        assert set(measured.scaling) == {1, 2}
+        assert all(seconds > 0 for seconds in measured.scaling.values())
+        assert measured.device == exact.devices()[0].name
+        assert measured.reason.startswith("a step takes ")
+
+    def test_an_error_in_one_of_its_parts_is_the_trials(self, executor):
+        self.spread(executor, Placement(3, next(attempts), {"lr": 0.05, "fail": True}, 3))
+        (failed,) = self.until_left(executor)
+        assert "ZeroDivisionError" in failed.error
+        assert not failed.died
+        self.spread(executor, Placement(4, next(attempts), CONFIG, 1), devices=(1, 0), name="b")
+        assert [type(e) for e in self.until_left(executor) if not isinstance(e, Saved)] == [Report, Finished]
+
+    def test_a_bundle_that_follows_one_on_several_devices(self, exact):
+        self.spread(exact, Placement(4, next(attempts), CONFIG, 2))
+        self.assert_as_alone(self.until_left(exact), 4, CONFIG, 2)
+        self.place(exact, Placement(5, next(attempts), CONFIG, 3), device=1, name="b")
+        self.assert_as_alone(self.until_left(exact), 5, CONFIG, 3)

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import penstock as ps
-from penstock.bundle import Failed, Finished, Job, Placement
+from penstock.bundle import Failed, Finished, Job, Placement, Saved, Stopped
 from penstock.executors.processes import ProcessExecutor
 from penstock.trial import Report
-from tests.contracts.executors import CONFIG, ExecutorContract, alone
+from tests.contracts.executors import CONFIG, Exact, SpreadContract, alone
 from tests.tasks import Blobs
 
 
-class TestProcessExecutor(ExecutorContract):
+class TestProcessExecutor(SpreadContract):
     @classmethod
     def make(cls, job):
         return ProcessExecutor(job, 2)  # with one thread each, like the tests
@@ -97,3 +98,86 @@ def test_a_task_that_cannot_be_sent_is_refused_with_the_reason(tmp_path):
 def test_cores_are_divided_among_cpu_workers(two):
     assert two._threads == max(1, torch.get_num_threads() // 2)
     assert [device.name for device in two.devices()] == ["cpu:0", "cpu:1"]
+
+
+# A trial on both
+
+
+@pytest.fixture
+def spread(tmp_path):
+    def make(task):
+        executors.append(ProcessExecutor(Job(task, 0, "loss", "min", tmp_path / "states"), 2))
+        return executors[-1], TestProcessExecutor()
+
+    executors = []
+    yield make
+    for executor in executors:
+        executor.close()
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_one_of_its_workers_is_killed(spread, killed):
+    executor, suite = spread(Exact())
+    suite.spread(executor, Placement(4, 1, CONFIG, 10**6))
+    events = []
+    while sum(isinstance(e, Report) for e in events) < 3:
+        events += executor.wait()
+    os.kill(executor._workers[f"cpu:{killed}"].process.pid, signal.SIGKILL)
+    events += suite.until_left(executor)
+    failed = next(e for e in events if isinstance(e, Failed))
+    assert failed.died
+    assert "was killed by SIGKILL" in failed.error or "workers died" in failed.error
+    states = [e.state for e in events if isinstance(e, Report | Saved) and e.state is not None]
+    state = states[-1] if states else None
+    done = 0 if state is None else state.unit
+    suite.spread(executor, Placement(4, 2, CONFIG, done + 3, state))
+    again = []
+    while not any(isinstance(e, Finished) and e.attempt == 2 for e in again):
+        again += [e for e in executor.wait() if not (isinstance(e, Failed) and e.attempt == 1)]
+    kept = [e for e in events if isinstance(e, Report) and e.unit <= done]
+    suite.assert_as_alone(kept + again, 4, CONFIG, done + 3)
+
+
+class Half(Exact):
+    """Fails where the second worker of a trial has come to its twelfth batch; or in any part of a batch."""
+
+    calls = 0
+
+    def loss(self, model, batch, config):
+        self.calls += 1
+        if config["fails"] == "later" and self.calls > 12 and dist.is_initialized() and dist.get_rank() == 1:
+            raise KeyError("only here")
+        if config["fails"] == "parts" and len(batch[0]) < 10:
+            raise KeyError("too few")
+        return super().loss(model, batch, config)
+
+
+def test_an_error_of_one_worker_is_told_as_it_was(spread):
+    executor, suite = spread(Half())
+    suite.spread(executor, Placement(4, 1, {**CONFIG, "fails": "later"}, 10**6))
+    failed = suite.until_left(executor)[-1]
+    assert "KeyError: 'only here'" in failed.error
+    assert "in loss" in failed.error, "with its traceback"
+    assert not failed.died
+
+
+def test_a_trial_that_cannot_be_in_parts_stays_as_it_was_and_says_why(spread):
+    executor, suite = spread(Half())
+    suite.place(executor, Placement(4, 1, {**CONFIG, "fails": "parts"}, 1), name="alone")
+    state = [e for e in suite.until_left(executor) if isinstance(e, Report)][-1].state
+    suite.spread(executor, Placement(4, 2, {**CONFIG, "fails": "parts"}, 3, state))
+    measured, stopped = suite.until_left(executor)
+    assert measured.scaling == {1: 1.0}
+    assert measured.reason == "never on several devices: a part of a batch fails: KeyError: 'too few'"
+    assert stopped == Stopped(4, 2, state)
+
+
+def test_workers_that_do_not_meet_give_up_in_time(spread, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_MEETING", "1")
+    executor, suite = spread(Exact())
+    monkeypatch.setattr(executor, "_gather", lambda bundle: None)
+    suite.spread(executor, Placement(4, 1, CONFIG, 3))
+    parted, stopped = suite.until_left(executor)
+    assert parted.error == "The 2 workers of a trial did not meet within 1 seconds."
+    assert parted.devices == ("cpu:0", "cpu:1")
+    assert stopped == Stopped(4, 1, None)

@@ -82,6 +82,13 @@ class Executor(ABC):
         raised: a config whose trial cannot be made has no signature, and says why when it trains.
         """
 
+    def request(self, devices: int) -> None:  # noqa: B027 (most executors cannot change)
+        """Say how many devices could be used from now on.
+
+        Where the executor can, it grows towards that and shrinks to it, and says so by events as devices come and go.
+        No trial is stopped for it: to free devices that train, move their trials first. Elsewhere, nothing happens.
+        """
+
     @abstractmethod
     def now(self) -> float:
         """Seconds since the executor was made: the only clock above it."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from penstock.bundle import Bundle, Description, Job
+from penstock.bundle import Bundle, Description, Gathering, Job
 from penstock.executors.base import Device, Executor, ExecutorEvent
 from penstock.training.randomness import own_randomness
 from penstock.training.worker import Worker
@@ -36,7 +36,7 @@ class LocalExecutor(Executor):
         end = None if timeout is None else time.monotonic() + timeout
         while not self._worker.idle and not self._woken:
             event = self._worker.advance()
-            if event is not None:
+            if event is not None and not isinstance(event, Gathering):
                 return [event]
             if end is not None and time.monotonic() >= end:
                 break

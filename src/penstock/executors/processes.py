@@ -18,10 +18,11 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-from penstock.bundle import Bundle, Description, Failed, Finished, Job, Measured, Stopped
+from penstock.bundle import Bundle, Description, Failed, Finished, Gathering, Job, Measured, Stopped
 from penstock.errors import StudyError
 from penstock.executors.base import Device, Executor, ExecutorEvent
 from penstock.executors.local import find_devices
+from penstock.task import Task
 from penstock.trial import Config
 
 
@@ -46,6 +47,8 @@ class ProcessExecutor(Executor):
             )
         else:
             self._devices = found[:workers]
+        if workers > 1 and isinstance(job.task, Task):
+            self.modes = self.modes | {"distributed"}
         self._woken, self._wake = os.pipe()
         self._events: deque[ExecutorEvent] = deque()
         self._workers = {device.name: _Process(self._job, device, self._threads) for device in self._devices}
@@ -54,10 +57,20 @@ class ProcessExecutor(Executor):
         return self._devices
 
     def place(self, bundle: Bundle) -> None:
-        worker = self._workers[bundle.devices[0]]
+        self._give(bundle.devices[0], bundle)
+
+    def _give(self, device: str, bundle: Bundle) -> None:
+        worker = self._workers[device]
         declared = [(p.trial, p.attempt) for p in bundle.placements]
         worker.running += [one for one in declared if one not in worker.running]
         worker.send(("place", bundle))
+
+    def _gather(self, bundle: Bundle) -> None:
+        """The first worker of a trial waits for the others."""
+        (trial,) = ((p.trial, p.attempt) for p in bundle.placements)
+        if trial in self._workers[bundle.devices[0]].running:  # it has not died since
+            for rank, device in enumerate(bundle.devices[1:], 1):
+                self._give(device, replace(bundle, rank=rank))
 
     def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
         while not self._events:
@@ -88,16 +101,25 @@ class ProcessExecutor(Executor):
     def _take_in(self, worker: _Process, kind: str, value: Any) -> None:
         if kind == "broken":
             raise StudyError(f"A worker process could not start:\n{value}")
+        if isinstance(value, Gathering):
+            self._gather(value.bundle)
+            return
         if isinstance(value, Finished | Stopped | Failed):
-            worker.running = [one for one in worker.running if one != (value.trial, value.attempt)]
+            self._left((value.trial, value.attempt))
         elif isinstance(value, Measured):
             value = replace(value, device=worker.device.name)  # to its worker, each of the CPU's devices is the CPU
         self._events.append(value)
 
+    def _left(self, trial: tuple[int, int]) -> None:
+        for worker in self._workers.values():
+            worker.running = [one for one in worker.running if one != trial]
+
     def _bury(self, worker: _Process) -> None:
         """Tell of a worker's death and start another in its place."""
         how = worker.how_it_died()
-        self._events += [Failed(trial, attempt, how, died=True) for trial, attempt in worker.running]
+        for trial, attempt in worker.running:
+            self._events.append(Failed(trial, attempt, how, died=True))
+            self._left((trial, attempt))  # its other workers notice by themselves
         self._workers[worker.device.name] = _Process(self._job, worker.device, self._threads)
 
     def wake(self) -> None:

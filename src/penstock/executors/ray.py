@@ -26,7 +26,8 @@ from penstock.bundle import Bundle, Description, Failed, Finished, Job, Measured
 from penstock.errors import StudyError
 from penstock.executors.base import Device, DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.executors.processes import pickled
-from penstock.executors.ray_cluster import Connection, Offer, connect, living, offer, require
+from penstock.executors.ray_cluster import Connection, connect, living, require
+from penstock.executors.ray_scaling import Scaling, nothing_came, order
 from penstock.executors.ray_slot import BEAT, Slot, begin, fault, how, kin, rested
 from penstock.executors.ray_studies import Company
 from penstock.executors.ray_worker import Hello
@@ -36,6 +37,7 @@ from penstock.trial import Config, Report
 LOOK = 0.5  # seconds between two looks at the cluster
 SILENT = 60.0  # seconds without an answer, after which a worker has hung
 STARTING = 120.0  # seconds that a worker has to start; the first one of a study, that any has
+COMING = 900.0  # seconds that the first one has where the autoscaler has to make its node
 SLICE = 0.1  # seconds after which a wait looks whether it was woken
 DOUBT = 15.0  # seconds that a node is left alone after a worker was lost there in an unclear way
 STILLBORN = 5  # workers that died before they were ready, one after another, of which nothing will come
@@ -45,13 +47,24 @@ FAILURES = 3  # such losses of one node, each of which doubles that time, until 
 class RayExecutor(Executor):
     """One worker for each device that this study may have, ``workers`` of them at most.
 
-    ``weight`` is the study's part of the cluster beside other studies. ``folder`` is the code that nodes need.
+    ``weight`` is the study's part of the cluster beside other studies. ``folder`` is the code that nodes need. After a
+    ``request``, idle workers beyond it are kept for ``idle`` seconds; where the cluster has an autoscaler, their nodes
+    go with them. ``market`` is "spot" or "on-demand" where nodes are labelled so and only such ones are wanted.
     """
 
     def __init__(
-        self, job: Job, on: str = "ray", *, workers: int | None = None, weight: float = 1.0, folder: Path | None = None
+        self,
+        job: Job,
+        on: str = "ray",
+        *,
+        workers: int | None = None,
+        weight: float = 1.0,
+        folder: Path | None = None,
+        idle: float = 60.0,
+        market: str | None = None,
     ) -> None:
         self._ray = require()
+        self._scaling, self._market = Scaling(workers, market, idle), market
         data = pickled(job, "workers on other machines")
         self._connection: Connection = connect(on, folder)
         self._began = time.monotonic()
@@ -62,18 +75,16 @@ class RayExecutor(Executor):
         self._deaths: dict[str, list[set[int]]] = {}  # who trained on a node when a worker died there, since a report
         self._begun = self._closed = self._woken = False
         self._looked, self._stillborn = -inf, 0
-        self._most, self._studies = workers, Company(uuid.uuid4().hex, weight)
+        self._studies = Company(uuid.uuid4().hex, weight)
         self._states, self._token = job.states, _token(job)
         try:
-            found = offer()
-            if found.devices < (workers or 1):
-                raise StudyError(_too_few(workers, found))
+            self._found = self._scaling.begin()
             token = "" if self._token is None else self._token.name
             self._study = (self._ray.put(data), [os.getcwd(), *filter(os.path.isdir, sys.path)], token)
-            self._kin = kin(job)
+            self._kin = kin(job, market)
             self._rested = rested(self._kin)
-            self._quota = min(found.devices, workers or found.devices)
-            self._fill(found)
+            self._quota = self._scaling.target(self._found)
+            self._fill()
             self._start()
             self._begun = True
             self._events.clear()  # whoever made this sees by itself which devices there are
@@ -124,6 +135,7 @@ class RayExecutor(Executor):
             if slot is None:
                 if self._woken and not train:
                     return [Description()] * len(configs)
+                self._scaling.at_least_one()
                 self._start()
                 continue
             asked = slot.actor.describe.remote(list(configs), train)
@@ -148,6 +160,15 @@ class RayExecutor(Executor):
                 raise answer
             return list(answer)
 
+    def request(self, devices: int) -> None:
+        self._scaling.requested = max(0, devices)
+        self._looked = -inf  # the next wait sees to it
+
+    @property
+    def provisioning(self) -> float | None:
+        """Seconds that a worker takes to come where its node has to come first, as measured; None before any has."""
+        return self._scaling.provisioning
+
     def now(self) -> float:
         return time.monotonic() - self._began
 
@@ -170,23 +191,29 @@ class RayExecutor(Executor):
 
     # Workers
 
-    def _fill(self, found: Offer) -> None:
+    def _fill(self) -> None:
         """Ask for workers until there are as many as this study may have."""
-        wanted = min(self._quota, found.devices)
-        while sum(slot.phase != "leaving" for slot in self._slots) < wanted:
-            self._slots.append(begin(found, self._avoided, self._study, self._rested))
+        found = self._found
+        wanted = min(self._quota, self._scaling.target(found), found.devices + found.room)
+        for count in range(sum(slot.phase != "leaving" for slot in self._slots), wanted):
+            beyond = {*found.nodes, *self._avoided} if count >= found.devices else None
+            self._slots.append(begin(found, self._avoided, self._market, self._study, self._rested, beyond))
 
     def _start(self) -> None:
-        """Wait until all workers that can start have: a study's first bundles are as large as its devices are many."""
-        end = time.monotonic() + STARTING
-        while not (ready := [slot for slot in self._slots if slot.phase == "ready"]) or len(ready) < len(self._slots):
+        """Wait until all workers that can start have: a study's first bundles are as large as its devices are many.
+
+        Those that need a node that is yet to come are only waited for where there are no others.
+        """
+        began = time.monotonic()
+        while True:
+            ready = [slot for slot in self._slots if slot.phase == "ready"]
+            if ready and len(ready) >= min(len(self._slots), self._found.devices):
+                break
             if ready and time.monotonic() > max(slot.came for slot in ready) + self._patience():
                 break  # others hold the rest of the cluster; they come when they can
-            if time.monotonic() > end:
-                raise StudyError(
-                    f"None of the cluster's devices could be had within {STARTING:.0f} seconds: others hold them all. "
-                    "See `ray status`, and try again when they are free."
-                )
+            seconds = COMING if self._found.room else STARTING
+            if time.monotonic() - began > seconds:
+                raise StudyError(nothing_came(self._found, seconds))
             self._listen(SLICE)
             self._look()
 
@@ -235,6 +262,7 @@ class RayExecutor(Executor):
         name = next((name for name in names if name not in taken), f"{hello.node[:6]}/{hello.pid}")
         slot.device = Device(name, hello.type, hello.memory, hello.node[:6])
         slot.phase, slot.came, self._stillborn = "ready", time.monotonic(), 0
+        self._scaling.greeted(slot, hello.node)
         self._events.append(DeviceAdded(slot.device))
 
     def _hear(self, slot: Slot, said: list[Any]) -> None:
@@ -326,7 +354,9 @@ class RayExecutor(Executor):
                 self._lose(slot, None)
         try:
             nodes, self._avoided = living(), {n: end for n, end in self._avoided.items() if end > now}
-            found = offer(self._avoided)
+            self._found = found = self._scaling.find(self._avoided)
+            for slot in self._slots:
+                slot.begin()
         except Exception:  # the head does not answer: what runs goes on, and this is looked at again
             return
         for slot in [s for s in self._slots if s.node]:
@@ -334,13 +364,17 @@ class RayExecutor(Executor):
                 self._lose(slot, self._ray.exceptions.NodeDiedError(f"node {slot.node[:6]} is dead"))
             elif nodes[slot.node] and slot.phase == "ready":
                 self._retire(slot)  # its node is about to be taken away: its trials move first
-        most = found.devices if self._most is None else min(self._most, found.devices)
-        self._quota = min(most, self._studies.quota(most, found.devices))
         kept = [slot for slot in self._slots if slot.phase != "leaving"]
-        cheapest = sorted(kept, key=lambda slot: (slot.phase == "ready", bool(slot.running), -slot.began))
-        for slot in cheapest[: max(0, len(kept) - self._quota)]:
+        for slot in self._scaling.surplus(kept, found):
             self._retire(slot)
-        self._fill(found)
+            kept.remove(slot)
+        # What trains or is kept through a lull counts as used: only other studies' parts may cost a trial its device.
+        reach = found.devices + found.room
+        most = min(reach, max(self._scaling.target(found), sum(slot.phase == "ready" for slot in kept)))
+        self._quota = min(most, self._studies.quota(most, reach))
+        for slot in order(kept, found.made)[: max(0, len(kept) - self._quota)]:
+            self._retire(slot)
+        self._fill()
 
     def _retire(self, slot: Slot) -> None:
         """Give a device up in good order: its trials stop at their next boundary, and then it goes."""
@@ -361,11 +395,3 @@ def _token(job: Job) -> Path | None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     return path
-
-
-def _too_few(workers: int | None, found: Offer) -> str:
-    kind = "GPUs" if found.resource == "GPU" else "CPUs"
-    return (
-        f"Expected a Ray cluster with {workers or 1} devices or more, got one whose nodes offer {found.devices} {kind} "
-        "in all: start nodes with `ray start --num-gpus=N` or `--num-cpus=N`, or ask for fewer workers."
-    )

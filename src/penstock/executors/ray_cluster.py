@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from penstock.errors import StudyError
 
 ANSWER = 8.0  # seconds that a cluster has to answer
 NAMESPACE = "penstock"
+MARKET = "ray.io/market-type"  # the label of nodes that are "spot" or "on-demand"
 QUIET = {"logging_level": "ERROR", "namespace": NAMESPACE}
 TOO_LARGE = (".git", ".venv", "venv", ".penstock", "__pycache__", "node_modules", "*.pt", "*.ckpt")  # never code
 
@@ -178,40 +179,75 @@ def _cannot_join(address: str, folder: Path | None, error: Exception) -> str:
 
 
 @dataclass(frozen=True)
+class NodeFacts:
+    """A node that Ray holds for alive."""
+
+    id: str
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+    leaving: bool  # about to go
+
+    @property
+    def head(self) -> bool:
+        return "node:__internal_head__" in self.resources
+
+
+@dataclass(frozen=True)
 class Offer:
     """What a cluster has for workers: all its accelerators, or the cores of all its nodes where it has none."""
 
     resource: str  # "GPU" or "CPU"
     nodes: dict[str, int]  # how many devices each node has, by its id
-    cores: dict[str, int]  # for each of them; 0 where there are fewer
+    cores: dict[str, int]  # for each of them, on nodes that are there or could come; 0 where there are fewer
+    room: int = 0  # how many devices could come with nodes that the autoscaler can make
+    made: frozenset[str] = frozenset()  # the nodes that it made and releases when they are empty
 
     @property
     def devices(self) -> int:
         return sum(self.nodes.values())
 
 
-def offer(avoid: Collection[str] = ()) -> Offer:
-    """The devices of the nodes that live, are not about to go and are not to be avoided."""
+def nodes_now() -> list[NodeFacts]:
+    """The nodes that Ray holds for alive."""
+    import ray
     from ray._private.state import state
 
-    leaving = {*avoid, *state.get_draining_nodes()}
-    alive = {node["NodeID"]: node["Resources"] for node in _nodes() if node["Alive"]}
-    resource = "GPU" if any(one.get("GPU", 0) >= 1 for one in alive.values()) else "CPU"
-    nodes = {id: int(one.get(resource, 0)) for id, one in alive.items() if id not in leaving}
-    nodes = {id: n for id, n in nodes.items() if n}
-    return Offer(resource, nodes, {id: int(alive[id].get("CPU", 0)) // n for id, n in nodes.items()})
+    going = state.get_draining_nodes()
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [
+        NodeFacts(node["NodeID"], node["Resources"], node["Labels"], node["NodeID"] in going)
+        for node in found
+        if node["Alive"]
+    ]
+
+
+def offer(
+    alive: Collection[NodeFacts], avoid: Collection[str] = (), *, market: str | None = None, resource: str | None = None
+) -> Offer:
+    """The devices of the nodes that are not about to go, not to be avoided, and of the right market if one is given."""
+    if resource is None:
+        resource = "GPU" if any(node.resources.get("GPU", 0) >= 1 for node in alive) else "CPU"
+    able = [
+        (node, count)
+        for node in alive
+        if not node.leaving and node.id not in avoid and market in (None, node.labels.get(MARKET))
+        if (count := int(node.resources.get(resource, 0)))
+    ]
+    cores = {node.id: int(node.resources.get("CPU", 0)) // count for node, count in able}
+    return Offer(resource, {node.id: count for node, count in able}, cores)
 
 
 def living() -> dict[str, bool]:
     """The nodes that Ray holds for alive, and whether each is about to go."""
-    from ray._private.state import state
-
-    going = state.get_draining_nodes()
-    return {node["NodeID"]: node["NodeID"] in going for node in _nodes() if node["Alive"]}
+    return {node.id: node.leaving for node in nodes_now()}
 
 
-def _nodes() -> list[dict[str, Any]]:
-    import ray
+def on_head() -> Any:
+    """Where to put what is no worker: on any other node, it would keep an autoscaler from releasing that.
 
-    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return found
+    Not by soft affinity: what needs no resources is put anywhere then.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    head = next((node.id for node in nodes_now() if node.head), None)
+    return "DEFAULT" if head is None else NodeAffinitySchedulingStrategy(head, soft=False)

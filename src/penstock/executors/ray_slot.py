@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 from penstock import __version__
 from penstock.bundle import Bundle, Job
 from penstock.executors.base import Device
-from penstock.executors.ray_cluster import Offer, require
+from penstock.executors.ray_cluster import MARKET, Offer, require
 from penstock.executors.ray_worker import Hello, RayWorker
 from penstock.task import FunctionTask
 
 BEAT = 2.0  # seconds after which a worker answers though nothing happened
 RESTING = 30.0  # seconds that a worker outlives its study
 
-Kin = tuple[str, str, str]  # studies that may have each other's workers: the connection, and where the task is written
+Kin = tuple[str, ...]  # studies that may have each other's workers: connection, where the task is written, market
 Kept = tuple[Any, Any]  # a placement group, and the actor that has it
 _resting: dict[Kin, list[Kept]] = {}  # some may have left by themselves
 
@@ -42,6 +43,16 @@ class Slot:
     device: Device | None = None
     running: list[tuple[int, int]] = field(default_factory=list)  # what it was given and has not given back
     placed: int = 0  # how often a bundle was
+    without: Collection[str] | None = None  # the nodes that were there when it was asked for and had no place on any
+    start: Callable[[], tuple[Any, Any]] | None = None  # how to, once it has a place: gives the actor, and the call
+    spare: float = inf  # since when it is idle while there are more workers than are asked for
+
+    def begin(self) -> None:
+        """Start a worker that had no place, if it has one now: Ray refuses actors whose place is yet to come."""
+        from ray.util.placement_group import placement_group_table
+
+        if self.start is not None and placement_group_table(self.group)["state"] == "CREATED":
+            (self.actor, self.asked), self.start = self.start(), None
 
     def place(self, bundle: Bundle, states: dict[str, bytes]) -> None:
         """Send a bundle; with the request for events, where none is under way."""
@@ -68,12 +79,12 @@ class Slot:
         _remove(self.group, self.actor)
 
 
-def kin(job: Job) -> Kin:
+def kin(job: Job, market: str | None) -> Kin:
     """Which studies may have this one's workers after it."""
     import ray
 
     task = job.task.function if isinstance(job.task, FunctionTask) else type(job.task)
-    return ray.get_runtime_context().get_job_id(), task.__module__, getattr(task, "__qualname__", "")
+    return ray.get_runtime_context().get_job_id(), task.__module__, getattr(task, "__qualname__", ""), market or ""
 
 
 def rested(kin: Kin) -> list[Kept]:
@@ -96,23 +107,47 @@ def _remove(group: Any, actor: Any) -> None:
         remove_placement_group(group)
 
 
-def begin(found: Offer, avoided: Collection[str], study: Sequence[Any], rested: list[Kept]) -> Slot:
-    """Wake a worker for a study, or ask for one on any node but the avoided ones; it says hello when it is ready."""
-    cores = max(1, min(found.cores.values(), default=1))
-    again = bool(rested)
-    group, actor = rested.pop() if again else _new(found, avoided)
-    return Slot(group, actor, actor.begin.remote(*study, cores), time.monotonic(), again)
+def begin(
+    found: Offer,
+    avoided: Collection[str],
+    market: str | None,
+    study: Sequence[Any],
+    rested: list[Kept],
+    without: Collection[str] | None = None,
+) -> Slot:
+    """Wake a worker for a study, or ask for one on any node of the market but the avoided ones.
+
+    It says hello when it is ready. Where it has no place on the nodes that are there, ``without``, it starts later.
+    """
+    cores = min(found.cores.values(), default=1)
+    if rested:
+        group, actor = rested.pop()
+        return Slot(group, actor, actor.begin.remote(*study, max(1, cores)), time.monotonic(), rested=True)
+    needs = {"CPU": 1} if found.resource == "CPU" else {"GPU": 1, "CPU": min(1, cores)}
+    group = _place(needs, avoided, market)
+
+    def start() -> tuple[Any, Any]:
+        actor = _new(needs, group)
+        return actor, actor.begin.remote(*study, max(1, cores))
+
+    if without is not None:
+        return Slot(group, None, None, time.monotonic(), without=without, start=start)
+    return Slot(group, *start(), time.monotonic())
 
 
-def _new(found: Offer, avoided: Collection[str]) -> Kept:
+def _place(needs: Mapping[str, int], avoided: Collection[str], market: str | None) -> Any:
     from ray.util.placement_group import placement_group
+
+    where = {"ray.io/node-id": f"!in({','.join(avoided)})"} if avoided else {}
+    if market is not None:
+        where[MARKET] = market
+    return placement_group([dict(needs)], strategy="STRICT_PACK", bundle_label_selector=[where] if where else None)
+
+
+def _new(needs: Mapping[str, int], group: Any) -> Any:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    cores = min(1, min(found.cores.values(), default=1))
-    needs = {"CPU": 1} if found.resource == "CPU" else {"GPU": 1, "CPU": cores}
-    elsewhere = [{"ray.io/node-id": f"!in({','.join(avoided)})"}] if avoided else None
-    group = placement_group([needs], strategy="STRICT_PACK", bundle_label_selector=elsewhere)
-    actor = (
+    return (
         require()
         .remote(concurrency_groups={"listening": 1})(RayWorker)  # all else in the order of the calls
         .options(
@@ -123,7 +158,6 @@ def _new(found: Offer, avoided: Collection[str]) -> Kept:
         )
         .remote()
     )
-    return group, actor
 
 
 def fault(hello: Hello) -> str | None:

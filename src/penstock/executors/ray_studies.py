@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.executors.ray_cluster import NAMESPACE, require
+from penstock.executors.ray_cluster import NAMESPACE, on_head, require
 
 FORGOTTEN = 5.0  # seconds after which a silent driver is forgotten
 TURN = 10.0  # seconds that a device is one study's, where there are fewer of them than studies
@@ -115,11 +115,9 @@ class Company:
                 self._known, self._asked = self._ray.get(self._asked), None
             if self._asked is None:
                 if self._actor is None:
-                    self._actor = (
-                        self._ray.remote(Studies)
-                        .options(name=NAME, namespace=NAMESPACE, get_if_exists=True, lifetime="detached", num_cpus=0)
-                        .remote()
-                    )
+                    named = {"name": NAME, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
+                    made = self._ray.remote(Studies).options(**named, num_cpus=0, scheduling_strategy=on_head())
+                    self._actor = made.remote()
                 self._asked = self._actor.here.remote(self._name, self._weight, most, devices)
         except Exception:  # it ended as the last study left, or its node died: another is made
             self._actor = self._asked = None

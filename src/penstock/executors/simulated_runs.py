@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from penstock.bundle import Bundle, BundleMode, Failed, Finished, Measured, Placement, Stopped
-from penstock.curve import Curve
+from penstock.curve import Curve, doublings
 from penstock.errors import TaskError
-from penstock.executors.simulated_settings import Simulated, doublings
+from penstock.executors.simulated_settings import Simulated
 from penstock.states import States
 from penstock.tabulated import Tabulated
 from penstock.training.randomness import own_randomness, random_state, set_random_state

@@ -123,15 +123,6 @@ class Simulated:
                 there.remove(name)
 
 
-def doublings(most: int) -> list[int]:
-    """1, 2, 4, … and the most itself.
-
-    >>> doublings(6)
-    [1, 2, 4, 6]
-    """
-    return [*(2**i for i in range((most - 1).bit_length())), most]
-
-
 def _some(names: set[str]) -> str:
     first = sorted(names)[:4]
     return ", ".join(first) + (", …" if len(names) > len(first) else "")

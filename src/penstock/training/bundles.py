@@ -12,7 +12,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.bundle import Bundle, Failed, Finished, Measured, Placement, Saved, Stopped, WorkerEvent
+from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Placement, Saved, Stopped, WorkerEvent
 from penstock.errors import TaskError
 from penstock.trial import Report, StateRef, Usage
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.training.worker import Worker
 
 SAVING = 0.01  # the share of training time that states between reports may cost (invariant 5)
-Events = Generator[WorkerEvent | None, None, None]
+Events = Generator[WorkerEvent | Gathering | None, None, None]
 
 
 class Run(ABC):
@@ -291,7 +291,7 @@ class FusedRun(Run):
         for trial, error in self.fused.step_each():
             yield self._fail(trial, error)
 
-    def _evaluate(self, ended: list[Any]) -> Generator[WorkerEvent | None, None, list[Any]]:
+    def _evaluate(self, ended: list[Any]) -> Generator[WorkerEvent | Gathering | None, None, list[Any]]:
         """The metrics of those that have ended a unit; one by one after an error, so that it is known whose it is."""
         try:
             return self.fused.evaluate(ended)
@@ -434,7 +434,7 @@ def _key(placement: Placement) -> tuple[int, int]:
 
 def explain(error: Exception) -> str:
     """An error as text: its message alone where that says all."""
-    if isinstance(error, TaskError):
+    if isinstance(error, TaskError) or type(error).__name__ in ("Theirs", "Torn", "Unspreadable"):
         return str(error)
     return "".join(traceback.format_exception(error)).strip()
 

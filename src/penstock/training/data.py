@@ -8,7 +8,7 @@ and not to a trial (invariant 3).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from penstock.training.randomness import own_randomness, seed_everything
 from penstock.trial import Config
 
 GATHERED = 2**24  # bytes of shuffled rows that are made at a time
+Cut = Callable[[int], slice]  # the rows that are wanted of a batch of so many
 KEPT = 2**26  # bytes of shuffled epochs that are kept for the next trial
 
 
@@ -37,12 +38,15 @@ class Source(ABC):
         return torch.randperm(self.length, generator=generator)
 
     @abstractmethod
-    def batches(self, epoch: int, start: int, size: int) -> Iterator[Any]:
-        """The training batches of an epoch, from the sample at place ``start`` on."""
+    def batches(self, epoch: int, start: int, size: int, cut: Cut | None = None) -> Iterator[Any]:
+        """The training batches of an epoch from the sample at ``start`` on; of each, the rows that ``cut`` says."""
 
     @abstractmethod
-    def all(self, size: int) -> Iterator[tuple[Any, int]]:
-        """Every sample once in its own order, for validation: batches with their lengths."""
+    def all(self, size: int, first: int = 0, every: int = 1) -> Iterator[tuple[Any, int]]:
+        """Every sample once in its own order, for validation: batches with their lengths.
+
+        Where others have the rest, only the ``first`` batch and each that is so many after it.
+        """
 
 
 class TensorSource(Source):
@@ -60,7 +64,12 @@ class TensorSource(Source):
         self.tensors = tuple(t.to(device) for t in tensors) if _fits(self.bytes, device) else tensors
         self._kept: dict[tuple[int, int], tuple[list[torch.Tensor], list[int], list[Any]]] = {}
 
-    def batches(self, epoch: int, start: int, size: int) -> Iterator[Any]:
+    def batches(self, epoch: int, start: int, size: int, cut: Cut | None = None) -> Iterator[Any]:
+        if cut is not None:
+            for batch in self.batches(epoch, start, size):
+                wanted = cut(len(batch[0]))
+                yield tuple(t[wanted] for t in batch)
+            return
         if self.bytes > GATHERED or start % size:
             chunk = max(1, GATHERED * self.length // max(1, self.bytes) // size) * size
             for rows in torch.split(self.order(epoch)[start:], chunk):
@@ -82,9 +91,9 @@ class TensorSource(Source):
     def _cut(self, gathered: list[torch.Tensor], size: int) -> list[Any]:
         return list(zip(*(torch.split(t, size) for t in gathered), strict=True))
 
-    def all(self, size: int) -> Iterator[tuple[Any, int]]:
+    def all(self, size: int, first: int = 0, every: int = 1) -> Iterator[tuple[Any, int]]:
         before = [t._version for t in self.tensors]
-        for begin in range(0, self.length, size):
+        for begin in range(first * size, self.length, every * size):
             batch = tuple(t[begin : begin + size].to(self.device) for t in self.tensors)
             yield batch, len(batch[0])
         if [t._version for t in self.tensors] != before:
@@ -107,35 +116,43 @@ class DatasetSource(Source):
         keep = {"persistent_workers": given.get("num_workers", 0) > 0}
         return DataLoader(self._dataset, batch_sampler=plan, **{**keep, **given}), plan
 
-    def batches(self, epoch: int, start: int, size: int) -> Iterator[Any]:
+    def batches(self, epoch: int, start: int, size: int, cut: Cut | None = None) -> Iterator[Any]:
         order = self.order(epoch).tolist()
-        for batch, _ in self._read([(epoch, place, order[place]) for place in range(start, self.length)], size):
+        batches = _cut([(epoch, place, order[place]) for place in range(start, self.length)], size)
+        for batch, _ in self._read(batches if cut is None else [rows[cut(len(rows))] for rows in batches]):
             yield batch
 
-    def all(self, size: int) -> Iterator[tuple[Any, int]]:
-        return self._read([("all", place, place) for place in range(self.length)], size)
+    def all(self, size: int, first: int = 0, every: int = 1) -> Iterator[tuple[Any, int]]:
+        return self._read(_cut([("all", place, place) for place in range(self.length)], size)[first::every])
 
-    def _read(self, samples: list[tuple[object, int, int]], size: int) -> Iterator[tuple[Any, int]]:
+    def _read(self, batches: list[_Rows]) -> Iterator[tuple[Any, int]]:
         loader, plan = self._loader()
-        plan.batches = [samples[i : i + size] for i in range(0, len(samples), size)]
+        plan.batches = batches
         with own_randomness():
-            batches = iter(loader)
+            reading = iter(loader)
         try:
-            for rows in plan.batches:
+            for rows in batches:
                 with own_randomness():
-                    batch = next(batches)
+                    batch = next(reading)
                 yield _to(batch, self.device), len(rows)
         finally:
             self._idle.append((loader, plan))
+
+
+_Rows = list[tuple[object, int, int]]  # the epoch of each sample of a batch, its place there and its index
+
+
+def _cut(samples: _Rows, size: int) -> list[_Rows]:
+    return [samples[i : i + size] for i in range(0, len(samples), size)]
 
 
 class _Plan:
     """The batches that a source wants next, as the DataLoader's batch sampler; one loader serves every epoch."""
 
     def __init__(self) -> None:
-        self.batches: list[list[tuple[object, int, int]]] = []
+        self.batches: list[_Rows] = []
 
-    def __iter__(self) -> Iterator[list[tuple[object, int, int]]]:
+    def __iter__(self) -> Iterator[_Rows]:
         return iter(self.batches)
 
     def __len__(self) -> int:

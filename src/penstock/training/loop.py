@@ -7,7 +7,7 @@ is stopped at any step and continued in another process goes on as if it had nev
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -81,7 +81,7 @@ class Training:
         """Train for ever: None after a step, the metrics after a unit."""
         while True:
             self.model.train()
-            for batch in self.data.train.batches(self.epoch, self.place, self.batch_size):
+            for batch in self.batches():
                 self.train_step(batch)
                 if self.count_step():
                     break
@@ -92,6 +92,10 @@ class Training:
             if self.count_unit(metrics):
                 self.best_model = {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
             yield metrics
+
+    def batches(self) -> Iterator[Any]:
+        """The rest of the epoch's batches."""
+        return self.data.train.batches(self.epoch, self.place, self.batch_size)
 
     def train_step(self, batch: Any) -> None:
         """One step of the optimizer."""

@@ -8,13 +8,17 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.bundle import Bundle, Description, Job, Placement, Stopped, WorkerEvent
+from penstock.bundle import Bundle, Description, Gathering, Job, Placement, Stopped, WorkerEvent
 from penstock.task import FunctionTask, Task
 from penstock.training.bundles import Events, FusedRun, Run, Solo
 from penstock.trial import Config, StateRef
 
 if TYPE_CHECKING:
+    import torch
+
+    from penstock.training.distributed import Distributed
     from penstock.training.fused import Recipe
+    from penstock.training.loop import Training
 
 WARM, WARM_BYTES = 64, 2**26  # how many trials stay in memory beside their states, and how many bytes they may take
 
@@ -22,9 +26,10 @@ WARM, WARM_BYTES = 64, 2**26  # how many trials stay in memory beside their stat
 class Worker:
     """Trains one bundle at a time. ``advance`` gives an event, None at a step boundary, and stops when idle."""
 
-    def __init__(self, job: Job, device: str) -> None:
+    def __init__(self, job: Job, device: str, host: str = "127.0.0.1") -> None:
         self.job = job
         self.device = device
+        self.host = host  # where workers on other devices reach this one
         self.save_cost = 0.0  # seconds, as last measured
         self._next: Bundle | None = None
         self._unsaid: deque[WorkerEvent] = deque()
@@ -35,6 +40,7 @@ class Worker:
         self._data: Any = None
         self._reads: list[Any] = []  # what loss and metrics were seen to do with configs
         self._recipes: dict[str, Recipe] = {}
+        self.spreadable: set[str] = set()  # signatures whose batches were seen to be what their parts are together
 
     @property
     def idle(self) -> bool:
@@ -54,7 +60,7 @@ class Worker:
         """Tell something of a trial that is not in training."""
         self._unsaid.append(event)
 
-    def advance(self) -> WorkerEvent | None:
+    def advance(self) -> WorkerEvent | Gathering | None:
         """Train to the next event or step boundary."""
         if self._unsaid:
             return self._unsaid.popleft()
@@ -74,9 +80,15 @@ class Worker:
 
     def _begin_next(self) -> None:
         if self._next is not None:
-            kind = FusedRun if self._next.mode == "fused" else Solo
-            self._run = kind(self, self._next)
+            self._run = self._run_of(self._next)
             self._events, self._next = self._run.events(), None
+
+    def _run_of(self, bundle: Bundle) -> Run:
+        if bundle.mode == "distributed":
+            from penstock.training.gang import GangRun
+
+            return GangRun(self, bundle)
+        return FusedRun(self, bundle) if bundle.mode == "fused" else Solo(self, bundle)
 
     def close(self) -> None:
         """Leave at once, without saving."""
@@ -107,17 +119,31 @@ class Worker:
             self.save_cost = 0.01 + sum(p.nbytes for p in run.model.parameters()) / 50e6  # until one is measured
         return run
 
-    def _training_of(self, trial: int, config: Config) -> Any:
+    def begin_spread(self, placement: Placement) -> Distributed:
+        """A trial that other workers train too, at its placement's state."""
+        from penstock.training.checkpoint import load
+        from penstock.training.distributed import Distributed
+
+        run: Distributed = self._training_of(placement.trial, placement.config, Distributed)
+        if placement.state is not None:
+            run.restore(load(self.job.states, placement.state), inherited=placement.inherited)
+        return run
+
+    @property
+    def torch_device(self) -> torch.device:
         import torch
 
+        return torch.device(self.device)
+
+    def _training_of(self, trial: int, config: Config, kind: type[Training] | None = None) -> Any:
         from penstock.training.data import DataCache
         from penstock.training.loop import Training
 
-        task, device = self.job.task, torch.device(self.device)
+        task, device = self.job.task, self.torch_device
         assert isinstance(task, Task)
         if self._data is None:
             self._data = DataCache(task, self.job.seed, device)
-        return Training(
+        return (kind or Training)(
             task,
             trial,
             config,

@@ -1,0 +1,60 @@
+"""What several devices give a trial, as plain values and as a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from penstock.report.format import short, value
+
+if TYPE_CHECKING:
+    from penstock.profiling import Scaling
+
+
+def scaling_facts(found: Scaling) -> dict[str, Any]:
+    """All that is worth saying about a trial on several devices; a row for each number of them that was timed."""
+    rows = [
+        {
+            "devices": count,
+            "seconds": seconds,
+            "steps_per_second": 1 / seconds,
+            "speedup": found.seconds[1] / seconds,
+            "efficiency": found.seconds[1] / seconds / count,
+        }
+        for count, seconds in sorted(found.seconds.items())
+    ]
+    known = {key: one for key, one in vars(found).items() if key != "seconds"}
+    return {**known, "kept": None if found.kept is None else str(found.kept), "rows": rows}
+
+
+def what(facts: dict[str, Any]) -> str:
+    """Which trial it was, on one line."""
+    return f"{facts['task']}, trial 0 on {facts['type']}: {short(facts['config'])}"
+
+
+def scaling_table(facts: dict[str, Any]) -> Table:
+    """One row for each number of devices."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+    for name in ("devices", "ms a step", "steps a second", "speedup", "efficiency"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in facts["rows"]:
+        table.add_row(
+            str(row["devices"]),
+            value(1000 * row["seconds"]),
+            value(row["steps_per_second"]),
+            f"{row['speedup']:.2f}",
+            f"{row['efficiency']:.0%}",
+            style="bold green" if row["devices"] == facts["pays"] else "",
+        )
+    return table
+
+
+def verdict(facts: dict[str, Any]) -> str:
+    """How many devices pay and why, and where that is kept."""
+    pays = "1 device is best" if facts["pays"] == 1 else f"Up to {facts['pays']} devices pay"
+    kept = f"Kept in {facts['kept']}, for the next study of this task on such devices."
+    if facts["kept"] is None:
+        kept = "It could not be kept for the next study: its folder cannot be written." if facts["rows"] else ""
+    return f"{pays}: {facts['reason'].rstrip('.')}.\n{kept}".rstrip()

@@ -1,0 +1,406 @@
+"""A trial on several devices: data-parallel, and with the batches that one device would have seen.
+
+The global batch stays what it is, whatever the devices (RubberBand §3): each worker has its rows of every batch, and
+its loss counts by how many they are. So parameters, BatchNorm's statistics, dropout's masks and metrics are those of
+one device, to rounding. What makes that untrue (a loss that is no mean over samples) is found by comparing one batch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from inspect import signature
+from itertools import count as numbers
+from os import environ
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
+from torch.nn.parallel import DistributedDataParallel
+
+from penstock.training.keyed import Solo
+from penstock.training.loop import Training
+from penstock.training.masks import SoloKeys, base, keep, rate
+from penstock.training.synced import synchronize
+
+MEETING = float(environ.get("PENSTOCK_MEETING", "30"))  # seconds that the workers of a trial have to meet
+PATIENCE = 600.0  # seconds that one waits for another's part of a step; of one that died it hears at once
+CHECKED = 4  # batches that are taken whole and in parts: in one alone, parts may happen to be alike
+ERROR = "error"  # where a worker leaves word of what went wrong in its part
+
+
+# Buffers are the same on all workers without torch's help. What the setting is called depends on torch's version.
+_BUFFERS = next(
+    n for n in ("forward_sync_buffers", "broadcast_buffers") if n in signature(DistributedDataParallel).parameters
+)
+
+
+class Unspreadable(Exception):
+    """The trial cannot be spread, and why."""
+
+
+class Apart(Exception):
+    """The workers did not meet."""
+
+
+class Torn(Exception):
+    """Another worker has gone."""
+
+
+class Theirs(Exception):
+    """The error of another worker, as text."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of a batch that one worker has; one that has none computes the first and does not count."""
+
+    begin: int
+    end: int
+    whole: int
+    present: bool = True
+
+    @classmethod
+    def of(cls, whole: int, rank: int, count: int) -> Part:
+        """The part of one of ``count`` workers: their lengths differ by one at most.
+
+        >>> [(part.begin, part.end) for part in (Part.of(7, rank, 3) for rank in range(3))]
+        [(0, 2), (2, 4), (4, 7)]
+        """
+        begin, end = whole * rank // count, whole * (rank + 1) // count
+        return cls(begin, end, whole) if begin < end else cls(0, 1, whole, present=False)
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def weight(self) -> float:
+        """How much of the batch's mean it is."""
+        return self.rows / self.whole if self.present else 0.0
+
+
+class Gang:
+    """The workers of a trial, from one of them: what they say to each other. The first has the store they meet at."""
+
+    def __init__(self, store: Any, rank: int, count: int, device: torch.device) -> None:
+        self.store, self.rank, self.count, self.device = store, rank, count, device
+        self.present = True  # whether this worker's part of the batch counts
+        self.group: Any = None
+
+    @classmethod
+    def open(cls, host: str, count: int, device: torch.device) -> tuple[Gang, str]:
+        """The first worker's, and the address where the others come to."""
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=MEETING))
+        return cls(store, 0, count, device), f"{host}:{store.port}"
+
+    @classmethod
+    def join(cls, address: str, rank: int, count: int, device: torch.device) -> Gang:
+        """Another worker's."""
+        host, _, port = address.rpartition(":")
+        wait = timedelta(seconds=MEETING)
+        try:
+            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=wait)
+        except dist.DistError as error:
+            raise Apart(str(error)) from error
+        return cls(store, rank, count, device)
+
+    def meet(self, host: str) -> None:
+        """Wait until all are there, and be connected with them."""
+        try:
+            self.store.set(f"here {self.rank}", "")
+            self.store.wait([f"here {rank}" for rank in range(self.count)], timedelta(seconds=MEETING))
+            if self.store.check([ERROR]):
+                raise Torn
+            environ["GLOO_SOCKET_IFNAME"] = _interface(host)
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            wait = timedelta(seconds=PATIENCE)
+            dist.init_process_group(backend, store=self.store, rank=self.rank, world_size=self.count, timeout=wait)
+        except (dist.DistError, RuntimeError) as error:
+            raise Apart(f"The {self.count} workers of a trial did not meet within {MEETING:.0f} seconds.") from error
+        self.group = dist.group.WORLD
+
+    def first(self, count: int) -> Gang | None:
+        """The first ``count`` of them, from one that may not be of them; every worker asks for the same at once."""
+        if count == self.count:
+            return self
+        group = dist.new_group(list(range(count)))
+        if self.rank >= count:
+            return None
+        part = Gang(self.store, self.rank, count, self.device)
+        part.group = group
+        return part
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def hear(self, *values: int) -> list[int]:
+        """What the first says: whole numbers, as many as the others give."""
+        told = torch.tensor(values, dtype=torch.int64, device=self.device)
+        dist.broadcast(told, 0, group=self.group)
+        heard: list[int] = told.tolist()
+        return heard
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each of them has."""
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+    def hand_on(self, value: Any) -> Any:
+        """What the first has."""
+        held = [value]
+        dist.broadcast_object_list(held, 0, group=self.group)
+        return held[0]
+
+    def blame(self, error: Exception, text: str) -> None:
+        """Leave word of what went wrong here, unless it is that another has gone."""
+        if not _torn(error):
+            with suppress(dist.DistError):  # nobody reads it any more
+                self.store.set(ERROR, ("spread " if isinstance(error, Unspreadable) else "failed ") + text)
+                self.store.set(f"here {self.rank}", "")
+
+    def behind(self, error: Exception) -> Exception:
+        """What is behind an error: what another worker said before it went, or that it went without a word."""
+        if not _torn(error):
+            return error
+        if not self.store.check([ERROR]):
+            return Torn(f"one of its {self.count} workers died ({error})")
+        kind, _, text = self.store.get(ERROR).decode().partition(" ")
+        return Unspreadable(text) if kind == "spread" else Theirs(text)
+
+    def leave(self) -> None:
+        """Part; who still waits for this one is told that it is gone, once nothing holds the connection."""
+        self.group = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _torn(error: BaseException) -> bool:
+    """Whether an error says that another worker has gone, and nothing of this one's part."""
+    return isinstance(error, dist.DistError | Torn) or "gloo" in str(error)
+
+
+class Distributed(Training):
+    """A trial in training on the devices of a gang. Each worker has one; they take every step together."""
+
+    gang: Gang
+    together: DistributedDataParallel | None = None
+
+    def join(self, gang: Gang) -> None:
+        """Train with these from the next step on; all are at the same state."""
+        self.gang = gang
+        spread = gang.count > 1
+        synchronize(self.model, gang if spread else None)
+        self.randomness = _InParts(self) if spread else Solo(self.model, self.randomness._generators)
+        self.together = None
+        if spread:
+            try:
+                settings: dict[str, Any] = {"process_group": gang.group, _BUFFERS: False}
+                self.together = DistributedDataParallel(_Loss(self), **settings)
+            except RuntimeError as error:
+                if _torn(error):
+                    raise
+                raise Unspreadable(f"torch cannot wrap the model: {error}") from error
+
+    def leave(self) -> None:
+        """Hold nobody's connection any more."""
+        self.together = None
+        synchronize(self.model, None)
+
+    def take_over(self, gang: Gang) -> None:
+        """Go on from where the first worker of a gang is."""
+        state = gang.hand_on(self.state() if gang.rank == 0 else None)
+        if gang.rank > 0:
+            self.restore(state, inherited=False)
+
+    def part(self) -> Part:
+        """This worker's part of the batch that is next."""
+        whole = min(self.batch_size, self.data.train.length - self.place)
+        return Part.of(whole, self.gang.rank, self.gang.count)
+
+    def batches(self) -> Iterator[Any]:
+        def rows(whole: int) -> slice:
+            part = Part.of(whole, self.gang.rank, self.gang.count)
+            return slice(part.begin, part.end)
+
+        return self.data.train.batches(self.epoch, self.place, self.batch_size, rows)
+
+    def backward(self, batch: Any) -> Tensor:
+        loss = super().backward(batch)
+        if self.closure and self.together is not None:  # its optimizer looks at the loss
+            loss = self.gang.sum(loss.detach() / self.gang.count)
+        return loss
+
+    def _loss(self, batch: Any) -> Tensor:
+        if self.together is None:
+            return super()._loss(batch)
+        part = self.part()
+        self.gang.present = part.present
+        loss: Tensor = self.together(batch)
+        return loss * (part.weight * self.gang.count)  # torch divides the sum of gradients by the count
+
+    def plain_loss(self, batch: Any) -> Tensor:
+        """The task's loss of this worker's rows."""
+        return super()._loss(batch)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        gang, task = self.gang, self.task
+        self.model.eval()
+        keyed = self.eval_randomness.at(self.seed ^ 1, self.step)
+        rows = []
+        with self.autocast():
+            batches = self.data.valid.all(task.eval_batch_size, gang.rank, gang.count)
+            for number, (batch, length) in zip(numbers(gang.rank, gang.count), batches, strict=False):
+                with keyed:
+                    values = task.metrics(self.model, batch, self.config)
+                rows.append((number, length, {name: float(value) for name, value in values.items()}))
+        sums: dict[str, float] = {}
+        for _, length, values in sorted(row for part in gang.gather(rows) for row in part):
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + value * length
+        return {name: value / self.data.valid.length for name, value in sums.items()}
+
+    def check(self, gang: Gang) -> None:
+        """Join, if batches in parts are what they are whole: their losses, gradients and what they leave in buffers.
+
+        The first worker takes them whole. Nothing of it stays.
+        """
+        before, place = {name: one.clone() for name, one in self.model.named_buffers()}, self.place
+        places = range(place, self.data.train.length, self.batch_size)[:CHECKED]
+        whole, unused = list[_Step](), list[str]()
+        if gang.rank == 0:
+            batches = self.data.train.batches(self.epoch, place, self.batch_size)
+            whole = [self._try(batch, before) for batch, _ in zip(batches, places, strict=False)]
+            unused = sorted({name for one in whole for name, gradient in one.gradients.items() if gradient is None})
+        if unused := gang.hand_on(unused):
+            raise Unspreadable(f"the loss does not use these parameters: {', '.join(unused)}")
+        self.join(gang)
+        reason, batches = "", self.batches()
+        for i, self.place in enumerate(places):
+            try:
+                parts = self._try(next(batches), before)
+            except Exception as error:
+                if _torn(error):
+                    raise
+                raise Unspreadable(f"a part of a batch fails: {type(error).__name__}: {error}") from error
+            gang.sum(parts.loss.div_(gang.count))
+            reason = reason or ("" if not whole else _difference(whole[i], parts, self.task.precision))
+        self.place = place
+        if reason := gang.hand_on(reason):
+            raise Unspreadable(reason)
+
+    def _try(self, batch: Any, before: dict[str, Tensor]) -> _Step:
+        self.model.train()
+        with self.randomness.at(self.seed, self.step):
+            loss = self._loss(batch)
+            self.randomness.backward(loss)
+        step = _Step(
+            loss.detach().double(),
+            {name: one.grad for name, one in self.model.named_parameters() if one.requires_grad},
+            {name: one.clone() for name, one in self.model.named_buffers()},
+        )
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(before[name])
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        return step
+
+
+@dataclass
+class _Step:
+    """What one batch gave."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+
+
+def _difference(whole: _Step, parts: _Step, precision: str) -> str:
+    """What differs by more than rounding can, for a person; nothing where the batch may be taken in parts."""
+    dtypes = {one.dtype for one in whole.gradients.values() if one is not None}
+    exact = dtypes == {torch.float64} and precision == "fp32"
+    bound = 1e-7 if exact else 1e-3 if precision == "fp32" else 5e-2
+    one, other = float(whole.loss), float(parts.loss)
+    if abs(one - other) > bound * max(abs(one), abs(other)):
+        return f"the loss of a batch is {one:.6g} and the mean over its parts {other:.6g}: it is no mean over samples"
+    given = {name: one for name, one in whole.gradients.items() if one is not None}
+    least = 1e-3 * max(float(one.double().norm()) for one in given.values())  # one that should be 0 is all rounding
+    for name, gradient in given.items():
+        found = parts.gradients[name]
+        if found is None or _far(gradient, found, least) > 10 * bound:
+            return f"the gradient of {name} over a batch is not the mean of those over its parts"
+    for name, buffer in whole.buffers.items():
+        if _far(buffer, parts.buffers[name], 1e-12) > 10 * bound:
+            return f"what a batch leaves in the buffer {name} is not what its parts leave"
+    return ""
+
+
+def _far(one: Tensor, other: Tensor, least: float) -> float:
+    one, other = one.double(), other.double()
+    return float((one - other).norm() / one.norm().clamp_min(max(least, 1e-300)))
+
+
+class _Loss(nn.Module):
+    """The task's loss as one module's forward, so that torch sees every use that it makes of the model."""
+
+    def __init__(self, training: Distributed) -> None:
+        super().__init__()
+        self.model = training.model
+        self._plain = training.plain_loss
+
+    def forward(self, batch: Any) -> Tensor:
+        return self._plain(batch)
+
+
+class _InParts(Solo):
+    """What one worker's part of the batch draws: its rows of what one device would."""
+
+    def __init__(self, training: Distributed) -> None:
+        super().__init__(training.model, training.randomness._generators)
+        self._training = training
+
+    def at(self, seed: int, step: int) -> Solo:
+        super().at(seed, step)
+        self.keys = _PartKeys(seed, step, self._training.part())
+        return self
+
+
+class _PartKeys(SoloKeys):
+    def __init__(self, seed: int, step: int, part: Part) -> None:
+        super().__init__(seed, step)
+        self.part = part
+
+    def mask(self, shape: Sequence[int], device: torch.device, p: Any) -> Tensor:
+        part, shape = self.part, tuple(shape)
+        if shape[0] % part.rows == 0:  # samples come first, each in one or several rows
+            many = shape[0] // part.rows
+            drawn = base((part.whole * many, *shape[1:]), device)[part.begin * many : part.end * many]
+        elif len(shape) > 1 and shape[1] == part.rows:  # sequences often have time first
+            drawn = base((shape[0], part.whole, *shape[2:]), device)[:, part.begin : part.end]
+        else:
+            drawn = base(shape, device)
+        return keep(drawn, self.lo, self.hi, self.next(), rate(p))
+
+
+def _interface(host: str) -> str:
+    """The network interface that has an address: gloo is told its name."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            try:
+                found = fcntl.ioctl(one, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+            except OSError:
+                continue
+        if socket.inet_ntoa(found[20:24]) == host:
+            return name
+    return "lo"

@@ -1,0 +1,192 @@
+"""What each worker of a distributed bundle does with it. The first one decides and tells; the others follow it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Parted, Saved, Stopped
+from penstock.curve import doublings
+from penstock.training.bundles import SAVING, Events, Run, explain, out_of_memory
+from penstock.trial import Report, StateRef, Usage
+
+if TYPE_CHECKING:
+    from penstock.training.distributed import Distributed, Gang
+    from penstock.training.worker import Worker
+
+TALK = 0.1  # seconds after which the first worker says again whether to go on
+WARM, TIMED = 2, 5  # steps on each number of devices before they are timed, and timed ones
+FREE = 1e-9
+
+
+class GangRun(Run):
+    """One trial, on several workers, of which this is one."""
+
+    def __init__(self, worker: Worker, bundle: Bundle) -> None:
+        super().__init__(worker, bundle)
+        (self.placement,) = bundle.placements
+        self.budget, self.leaving, self._over = self.placement.budget, False, False
+        self.first = bundle.rank == 0
+        self._state: StateRef | None = self.placement.state
+        self._quiet = 0  # steps until the first says again whether to go on
+        self._pace = 0.0  # seconds of a step
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    def declare(self, bundle: Bundle) -> bool:
+        key = (self.placement.trial, self.placement.attempt)
+        if any((p.trial, p.attempt) == key for p in bundle.placements):
+            self.budget, self.leaving = bundle.placements[0].budget, False
+            return True
+        self.leaving = True  # which only the first acts on
+        return not bundle.placements
+
+    def events(self) -> Events:
+        from penstock.training.distributed import Gang
+
+        worker, bundle, count = self.worker, self.bundle, len(self.bundle.devices)
+        trial, attempt = self.placement.trial, self.placement.attempt
+        gang: Gang | None = None
+        run: Distributed | None = None
+        try:
+            if self.first:
+                gang, meeting = Gang.open(worker.host, count, worker.torch_device)
+                yield Gathering(replace(bundle, meeting=meeting))
+            else:
+                gang = Gang.join(bundle.meeting, bundle.rank, count, worker.torch_device)
+            run = worker.begin_spread(self.placement)
+            gang.meet(worker.host)
+            yield from self._train(gang, run)
+        except Exception as error:
+            if self.first:
+                yield from self._failed(error if gang is None else gang.behind(error))
+            elif gang is not None:
+                gang.blame(error, explain(error))
+        finally:
+            self._over = True
+            if run is not None:
+                run.leave()
+            if gang is not None:
+                gang.leave()
+
+    def _train(self, gang: Gang, run: Distributed) -> Events:
+        """Train to the end, on all devices; or first on 1, 2, 4, … of them, to see what each number gives."""
+        signature, known = self.bundle.signature, self.worker.spreadable
+        (checked,) = gang.hear(signature in known)
+        if not checked:
+            run.check(gang)
+            known.add(signature)
+        if self.bundle.measure:
+            seconds: dict[int, float] = {}
+            counts = doublings(gang.count)
+            parts = [gang.first(count) for count in counts]
+            for count, part in zip(counts, parts, strict=True):
+                if part is None:
+                    continue  # its turn comes
+                if count > 1:
+                    run.take_over(part)
+                run.join(part)
+                timed: list[float] = []
+                yield from self._steps(run, timed)
+                if self._over:
+                    return
+                seconds[count] = median(timed)
+            if self.first:
+                said = ", ".join(_said(*one) for one in seconds.items())
+                yield self._measured(seconds, "; ".join(filter(None, [f"a step takes {said}", self.bundle.reason])))
+        elif checked:
+            run.join(gang)
+        yield from self._steps(run, None)
+
+    def _steps(self, run: Distributed, timed: list[float] | None) -> Events:
+        """Train until the trial is to leave, or until enough steps are timed."""
+        worker, trial, attempt = self.worker, self.placement.trial, self.placement.attempt
+        began = saved = time.perf_counter()
+        first_step, taken = run.step, 0
+        steps = run.steps()
+        self._quiet = 0
+        try:
+            stepped = time.perf_counter()
+            for metrics in steps:
+                now = time.perf_counter()
+                due = self.first and now - saved > worker.save_cost / SAVING
+                if metrics is not None:
+                    ends = run.unit >= self.budget
+                    if self.first:
+                        if ends or due:
+                            self._save(run)
+                            saved = time.perf_counter()
+                        state = self._state if ends or due else None
+                        usage = Usage((now - began) * run.gang.count, run.step - first_step, worker.peak_bytes())
+                        yield Report(trial, run.unit, metrics, attempt, state, usage)
+                    began, first_step = time.perf_counter(), run.step
+                    ended, leaves = run.gang.hear(ends, self.leaving)
+                    if ended or leaves:
+                        yield from self._end(run, finished=bool(ended))
+                        return
+                else:
+                    worker.synchronize()
+                    taken += 1
+                    self._pace = time.perf_counter() - stepped
+                    if due:
+                        self._save(run)
+                        assert self._state is not None
+                        yield Saved(trial, attempt, self._state)
+                        saved = time.perf_counter()
+                    yield None
+                    if self._quiet == 0:
+                        quiet = max(1, min(1000, int(TALK / max(self._pace, FREE))))
+                        leaves, self._quiet = run.gang.hear(self.leaving, quiet)
+                        if leaves:
+                            yield from self._end(run, finished=False)
+                            return
+                    self._quiet -= 1
+                    if timed is not None and taken > WARM:
+                        timed.append(self._pace)
+                        if len(timed) == TIMED:
+                            return
+                stepped = time.perf_counter()
+        finally:
+            steps.close()
+
+    def _end(self, run: Distributed, *, finished: bool) -> Generator[Any, None, None]:
+        self._over = True
+        if not self.first:
+            return
+        if finished:
+            yield Finished(self.placement.trial, self.placement.attempt)
+            return
+        if self._state is None or self._state.step != run.step:
+            self._save(run)
+        yield Stopped(self.placement.trial, self.placement.attempt, self._state)
+
+    def _failed(self, error: Exception) -> Events:
+        """What became of the trial: its own error on whichever worker, a worker's death, or that it stays on one."""
+        from penstock.training.distributed import Apart, Torn, Unspreadable
+
+        trial, attempt = self.placement.trial, self.placement.attempt
+        if isinstance(error, Apart):
+            yield Parted(self.bundle.devices, str(error))
+        elif isinstance(error, Unspreadable):
+            yield self._measured({1: 1.0}, f"never on several devices: {error}")
+        self._over = True
+        if isinstance(error, Apart | Unspreadable):
+            yield Stopped(trial, attempt, self._state)
+        else:
+            died = out_of_memory(error) or isinstance(error, Torn)
+            yield Failed(trial, attempt, explain(error), died=died)
+
+    def _save(self, run: Distributed) -> None:
+        self._state = self.worker.save(self.placement, run.state())
+
+    def _measured(self, scaling: dict[int, float], reason: str) -> Measured:
+        return Measured(self.bundle.signature, self.worker.device, "distributed", 1, {}, None, reason, scaling=scaling)
+
+
+def _said(count: int, seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms on {count} {'device' if count == 1 else 'devices'}"

@@ -1,0 +1,83 @@
+"""Real processes that train one trial together, kept for the next."""
+
+import multiprocessing
+import traceback
+
+import torch
+
+from penstock.training.data import DataCache
+from penstock.training.distributed import Distributed, Gang, Unspreadable
+from tests.training.together import CPU, go_on
+
+HOST = "127.0.0.1"
+
+
+class Gangs:
+    """``with Gangs(3) as gangs: gangs.train(task, ...)``."""
+
+    def __init__(self, most):
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(most)]
+        self.ends = [ours for ours, _ in pipes]
+        self.processes = [context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes]
+        for process in self.processes:
+            process.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+    def train(self, task, number, config, count, steps):
+        """(state, curve) of a trial that ``count`` processes have trained; or why it is not to be spread."""
+        self.ends[0].send((task, number, config, 0, count, steps, None))
+        meeting = self.ends[0].recv()
+        for rank in range(1, count):
+            self.ends[rank].send((task, number, config, rank, count, steps, meeting))
+        kind, value = [end.recv() for end in self.ends[:count]][0]
+        if kind == "error":
+            raise AssertionError(value)
+        return value
+
+
+def _serve(connection):
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    while True:
+        try:
+            order = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(("done", _train(connection, *order)))
+        except Exception:
+            connection.send(("error", traceback.format_exc()))
+
+
+def _train(connection, task, number, config, rank, count, steps, meeting):
+    if rank == 0:
+        gang, address = Gang.open(HOST, count, CPU)
+        connection.send(address)
+    else:
+        gang = Gang.join(meeting, rank, count, CPU)
+    data = DataCache(task, 0, CPU).get(config)
+    run = Distributed(task, number, config, data, seed=0, device=CPU, metric="loss", mode="min")
+    gang.meet(HOST)
+    try:
+        run.check(gang)
+        curve = go_on(run, steps)
+        return (run.state(), curve) if rank == 0 else None
+    except Exception as error:
+        if rank:
+            gang.blame(error, str(error))
+            return None
+        error = gang.behind(error)
+        if not isinstance(error, Unspreadable):
+            raise error from None
+        return str(error)
+    finally:
+        run.leave()
+        gang.leave()
