@@ -24,7 +24,7 @@ from penstock.executors.ray_cluster import parse
 from penstock.task import as_task
 from penstock.trial import Report
 from tests.clusters import Cluster, until  # before ray
-from tests.contracts.executors import CONFIG, ExecutorContract, alone, attempts
+from tests.contracts.executors import CONFIG, Exact, SpreadContract, alone, attempts
 from tests.tasks import Blobs
 
 SPACE = {"lr": ps.loguniform(1e-3, 1.0)}
@@ -57,7 +57,7 @@ def whole(cluster):
     until(lambda: not cluster.leaks(), f"nothing is left: {cluster.leaks()}")
 
 
-class TestRayExecutor(ExecutorContract):
+class TestRayExecutor(SpreadContract):
     on = ""
 
     @classmethod
@@ -354,6 +354,33 @@ def test_a_driver_that_is_killed_and_resumed(on, whole, tmp_path):
     subprocess.run([*command, "resume", "ray", *common], check=True, **quiet)
     study(tmp_path, "undisturbed").run(sharing="solo")
     assert reports(tmp_path / "ray") == reports(tmp_path / "undisturbed")
+
+
+# A trial on several devices
+
+
+def test_a_trial_on_two_nodes_loses_one_of_them(on, whole, tmp_path):
+    executor = RayExecutor(Job(Exact(), 0, "loss", "min", tmp_path / "states"), on)
+    suite = TestRayExecutor()
+    try:
+        nodes = [device.node for device in executor.devices()]
+        apart = (0, next(i for i, node in enumerate(nodes) if node != nodes[0]))
+        suite.spread(executor, Placement(4, 1, CONFIG, LONG), devices=apart)
+        told = []
+        until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, Report) for e in told), "it trains")
+        (node,) = [node for node in whole.nodes if node.id.startswith(nodes[apart[1]])]
+        whole.kill_node(node)
+        until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, Failed) for e in told), "its end is told")
+        failed = next(e for e in told if isinstance(e, Failed))
+        assert failed.died
+        until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, DeviceLost) for e in told), "a device too")
+        (left,) = {device.node for device in executor.devices()} - {nodes[apart[1]]}
+        there = [i for i, device in enumerate(executor.devices()) if device.node == left]
+        suite.spread(executor, Placement(4, 2, CONFIG, 2), devices=there[:2], name="b")
+        again = [e for e in suite.until_left(executor) if getattr(e, "attempt", 2) == 2]
+        suite.assert_as_alone(again, 4, CONFIG, 2)
+    finally:
+        executor.close()
 
 
 # Several studies

@@ -37,7 +37,7 @@ class Gangs:
         meeting = self.ends[0].recv()
         for rank in range(1, count):
             self.ends[rank].send((task, number, config, rank, count, steps, meeting))
-        kind, value = [end.recv() for end in self.ends[:count]][0]
+        (kind, value), *_ = [end.recv() for end in self.ends[:count]]
         if kind == "error":
             raise AssertionError(value)
         return value

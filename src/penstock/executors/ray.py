@@ -22,7 +22,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from penstock.bundle import Bundle, Description, Failed, Finished, Job, Measured, Stopped
+from penstock.bundle import Bundle, Description, Failed, Finished, Gathering, Job, Measured, Stopped
 from penstock.errors import StudyError
 from penstock.executors.base import Device, DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.executors.processes import pickled
@@ -32,6 +32,7 @@ from penstock.executors.ray_slot import BEAT, Slot, begin, fault, how, kin, rest
 from penstock.executors.ray_studies import Company
 from penstock.executors.ray_worker import Hello
 from penstock.states import Folder
+from penstock.task import Task
 from penstock.trial import Config, Report
 
 LOOK = 0.5  # seconds between two looks at the cluster
@@ -77,6 +78,8 @@ class RayExecutor(Executor):
         self._looked, self._stillborn = -inf, 0
         self._studies = Company(uuid.uuid4().hex, weight)
         self._states, self._token = job.states, _token(job)
+        if isinstance(job.task, Task):
+            self.modes = self.modes | {"distributed"}
         try:
             self._found = self._scaling.begin()
             token = "" if self._token is None else self._token.name
@@ -98,11 +101,23 @@ class RayExecutor(Executor):
         return [slot.device for slot in self._slots if slot.phase == "ready" and slot.device is not None]
 
     def place(self, bundle: Bundle) -> None:
-        slot = self._slot(bundle.devices[0])
-        new = [p for p in bundle.placements if slot is None or (p.trial, p.attempt) not in slot.running]
-        if slot is None or slot.phase == "leaving":  # it went while the engine decided: these are to go elsewhere
+        slots = [self._slot(device) for device in bundle.devices]
+        first = slots[0]
+        new = [p for p in bundle.placements if first is None or (p.trial, p.attempt) not in first.running]
+        if first is None or (new and any(slot is None or slot.phase == "leaving" for slot in slots)):
+            # One went while the engine decided: these are to go elsewhere.
             self._events += [Stopped(p.trial, p.attempt, p.state) for p in new]
             return
+        self._give(first, bundle)
+
+    def _gather(self, bundle: Bundle) -> None:
+        """The first worker of a trial waits for the others; where one has gone, it learns that by waiting in vain."""
+        for rank, device in enumerate(bundle.devices[1:], 1):
+            if (slot := self._slot(device)) is not None:
+                self._give(slot, replace(bundle, rank=rank))
+
+    def _give(self, slot: Slot, bundle: Bundle) -> None:
+        new = [p for p in bundle.placements if (p.trial, p.attempt) not in slot.running]
         states = {}
         if not slot.shared:
             for one in {p.state.file for p in new if p.state is not None}:
@@ -271,8 +286,11 @@ class RayExecutor(Executor):
         for event, state in said:
             if state is not None:
                 self._states.write(event.state.file, state)  # before anyone hears of it
+            if isinstance(event, Gathering):
+                self._gather(event.bundle)
+                continue
             if isinstance(event, Finished | Stopped | Failed):
-                slot.running = [one for one in slot.running if one != (event.trial, event.attempt)]
+                self._left((event.trial, event.attempt))
             elif isinstance(event, Measured):
                 event = replace(event, device=slot.device.name)  # to its worker, each device is the first
             elif isinstance(event, Report):
@@ -282,6 +300,10 @@ class RayExecutor(Executor):
             slot.listen()
         elif slot.phase == "leaving":
             self._remove(slot)
+
+    def _left(self, trial: tuple[int, int]) -> None:
+        for slot in self._slots:
+            slot.running = [one for one in slot.running if one != trial]
 
     # Deaths
 
@@ -309,6 +331,8 @@ class RayExecutor(Executor):
         else:
             self._doubt(slot.node)
             self._events += [*lost, *failed]  # it is nobody's fault
+        for trial in slot.running:  # its other workers, where it has some, notice by themselves
+            self._left(trial)
 
     def _nodes_fault(self, slot: Slot) -> bool:
         """Whether workers of a node have died again and again with nothing reported, and with no trial in common."""
@@ -382,7 +406,8 @@ class RayExecutor(Executor):
             slot.phase = "leaving"
             self._events.append(DeviceLost(slot.device))
             if slot.running:
-                slot.place(Bundle("", (slot.device.name,), ()), {})
+                for other in [one for one in self._slots if set(one.running) & set(slot.running)]:
+                    other.place(Bundle("", (slot.device.name,), ()), {})  # the first of a trial's workers stops it
                 return
         self._remove(slot)
 

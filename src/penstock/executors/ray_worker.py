@@ -160,7 +160,8 @@ class RayWorker:
             self._held = HeldStates()
             job = replace(job, states=self._held)
         self._hello = replace(self._hello, shared=shared)
-        worker = Worker(job, found.name)
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        worker = Worker(job, found.name, host)
         self._training = threading.Thread(target=self._train, args=(worker,), daemon=True, name="training")
         self._training.start()
 

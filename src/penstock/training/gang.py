@@ -50,7 +50,6 @@ class GangRun(Run):
         from penstock.training.distributed import Gang
 
         worker, bundle, count = self.worker, self.bundle, len(self.bundle.devices)
-        trial, attempt = self.placement.trial, self.placement.attempt
         gang: Gang | None = None
         run: Distributed | None = None
         try:
