@@ -154,7 +154,7 @@ class Engine:
             self._measured(event)
             return
         if isinstance(event, Parted):
-            self.placing.parted(event)
+            self.placing.spreading.parted(event)
             return
         place = self.placing.running.get(event.trial)
         if place is None or place.members[event.trial].attempt != event.attempt:
@@ -191,7 +191,7 @@ class Engine:
             event = replace(event, reason="; ".join((event.reason, *said)))
         self._log(replace(event, clock=self.clock()))
         if fusing is None:
-            self.placing.settle(event.signature)
+            self.placing.spreading.settle(event.signature)
             return
         fusing.take(event, event.device)
         self.placing.shrink(event.signature, event.size, fusing.alike(event.device))

@@ -27,7 +27,7 @@ class Shelf:
     def put(self, event: Measured, device: Device) -> None:
         """Keep what a worker found out; of several devices, beside what is known of sharing one."""
         known = self.get(event.signature, device)
-        if known is not None and not event.seconds:
+        if known is not None and known.seconds and not event.seconds:
             self.profiles.put(replace(known, scaling=event.scaling))
             return
         what = (event.signature, event.way, event.size, event.seconds, event.bytes, event.reason, event.scaling)

@@ -7,12 +7,11 @@ processes where not; a whole device is solo, several are distributed. On executo
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock import events
-from penstock.bundle import Bundle, BundleMode, Description, Parted, Placement
+from penstock.bundle import Bundle, BundleMode, Description, Placement
 from penstock.errors import StudyError
 from penstock.events import Event
 from penstock.executors.base import Device, Executor
@@ -22,7 +21,7 @@ from penstock.pace import Pace
 from penstock.scheduling import grouping
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, Scheduler, View, room
 from penstock.scheduling.company import alike_together
-from penstock.spreading import Destiny, Lone, Spreading, together
+from penstock.spreading import Spreading, together
 from penstock.trial import Config, StateRef
 
 MANY = 64  # devices, of which not every change is looked at while trials move
@@ -67,20 +66,19 @@ class Placing:
         self.executor, self.history, self.schedule = executor, history, schedule
         self.log, self.clock, self.intact = log, clock, intact
         self.fusing, self.pace = fusing, pace or Pace()
-        self.spreading = Spreading(self.pace)
-        self._elastic = self.pace.learns and "distributed" in executor.modes and not executor.virtual
+        self.spreading = Spreading(self)
         self.waiting: dict[int, Demand] = {}
         self.running: dict[int, Place] = {}
         self.asked = 0  # how often a trial was queued
         self.places = 0  # how many bundles there have been
-        self._devices: dict[str, Device] = {}
-        self._on: dict[str, dict[int, Assignment]] = {}  # who has a part of each device
+        self.devices: dict[str, Device] = {}
+        self.on: dict[str, dict[int, Assignment]] = {}  # who has a part of each device
         self._room: dict[str, Room] = {}
         self._demands: dict[int, Demand] = {}  # of those that run, as they began
-        self._assigned: dict[int, Assignment] = {}
+        self.assigned: dict[int, Assignment] = {}
         self._begun: dict[int, float] = {}  # the clock when those that run were placed
         self._described: dict[int, tuple[Config, Description]] = {}
-        self._moving: set[int] = set()  # trials that are to leave for other devices
+        self.moving: set[int] = set()  # trials that are to leave for other devices
         self._lost: set[int] = set()  # trials whose device was lost under them
         self._new: set[int] = set()  # trials that wait and were not described yet
         self._known: dict[int, str] = {}  # the signatures that the speed model was told
@@ -110,13 +108,13 @@ class Placing:
         placement = place.members.pop(trial)
         del self._begun[trial]
         place.leaving.discard(trial)
-        self._moving.discard(trial)
+        self.moving.discard(trial)
         self._lost.discard(trial)
         self.pace.left(trial, place.members, self.clock())
         if self._demands.pop(trial, None) is not None:
-            self._assigned.pop(trial, None)
+            self.assigned.pop(trial, None)
             for name in place.devices:
-                self._on[name].pop(trial, None)
+                self.on[name].pop(trial, None)
                 self._measure(name)
         self.changed = True
         return placement
@@ -124,16 +122,16 @@ class Placing:
     def look(self) -> None:
         """See which devices there are, and log it where that changed."""
         devices = {device.name: device for device in self.executor.devices()}
-        if devices == self._devices:
+        if devices == self.devices:
             return
-        self._devices = devices
+        self.devices = devices
         self.pace.look(devices)
         if self.fusing is not None:
             self.fusing.look(devices.values())
         self.log(events.Devices({name: device.type for name, device in devices.items()}, self.clock()))
         for name in devices:
-            self._on.setdefault(name, {})
-        for name in self._on:
+            self.on.setdefault(name, {})
+        for name in self.on:
             self._measure(name)
         self.changed = True
 
@@ -144,9 +142,9 @@ class Placing:
         """
         for trial in [trial for trial, place in self.running.items() if device in place.devices]:
             self._lost.add(trial)
-            self._assigned.pop(trial, None)
-            self._on[device].pop(trial, None)
-        if device in self._on:
+            self.assigned.pop(trial, None)
+            self.on[device].pop(trial, None)
+        if device in self.on:
             self._measure(device)
         self.changed = True
         self.look()
@@ -172,8 +170,8 @@ class Placing:
 
     def _measure(self, name: str) -> None:
         """What is left of a device, counted anew."""
-        there = [Holding(self._demands[trial], one) for trial, one in self._on[name].items()]
-        left = room({name: self._devices[name]}, there) if name in self._devices else {}
+        there = [Holding(self._demands[trial], one) for trial, one in self.on[name].items()]
+        left = room({name: self.devices[name]}, there) if name in self.devices else {}
         if left:
             self._room.update(left)
         else:
@@ -183,49 +181,49 @@ class Placing:
 
     def place(self) -> None:
         """Carry out what the scheduler assigns; without devices everybody waits until one comes."""
-        if not self._devices:
+        if not self.devices:
             return
-        if self.spreading.destined:
-            self._enter_destined()
+        self.spreading.enter()
         if self.fusing is not None:
             if self.waiting:
                 self._place_fused(self.fusing)
             if self.changed:
                 self.changed = False
-                self._resize_fused(self.fusing)
+                self.spreading.resize(self.fusing)
             return
         if not self.changed or not (self.waiting or self.running):
             return
-        if self._moving and not self.waiting and len(self._devices) > MANY:
+        if self.moving and not self.waiting and len(self.devices) > MANY:
             return  # who is to move comes first; then all is decided anew
         self.changed = False
         self._describe()
-        view = View(self._devices, _Holdings(self), self._room, self.history.weights)
         told: dict[str, Place] = {}
-        made = together(self.schedule(view, self.waiting.values(), self.pace.speed()), self._assigned, self._devices)
+        made = self.schedule(self.view(), self.waiting.values(), self.pace.speed())
+        if self.spreading.on:
+            made = together(made, self.assigned, self.devices)
         for one in (one for one in made if one.trial in self.running):
             place = self.running[one.trial]
-            if self._move(place, one.trial):
+            if self.move(place, one.trial):
                 told[place.name] = place
         for one in self._together([one for one in made if one.trial in self.waiting and self._fits(one)]):
             if self._fits(one) and (entered := self._enter(one)) is not None:
                 told[entered.name] = entered
         for place in told.values():
-            self._declare(place)
-        if not self.waiting and not self._moving:
-            self._probe()
-        if not self.running and self.waiting and self._devices:
+            self.declare(place)
+        if not self.waiting and not self.moving:
+            self.spreading.probe()
+        if not self.running and self.waiting and self.devices:
             raise StudyError(
                 f"{self.schedule.__name__} gives nothing that fits to any of the {len(self.waiting)} trials that wait, "
-                f"although nothing runs on the {len(self._devices)} devices."
+                f"although nothing runs on the {len(self.devices)} devices."
             )
 
-    def _move(self, place: Place, trial: int) -> bool:
+    def move(self, place: Place, trial: int) -> bool:
         """A trial is to leave at its next boundary, but not in the instant in which it came: nobody only moves."""
         if trial in place.leaving or self.clock() <= self._begun[trial]:
             return False
         place.leaving.add(trial)
-        self._moving.add(trial)
+        self.moving.add(trial)
         return True
 
     def _together(self, made: list[Assignment]) -> list[Assignment]:
@@ -234,8 +232,8 @@ class Placing:
             return made
         signatures = {one.trial: self._signature(one.trial) for one in made}
         bytes = {one.trial: self.waiting[one.trial].bytes for one in made}
-        there = {name: self._signature(next(iter(trials))) for name, trials in self._on.items() if trials}
-        return alike_together(made, signatures, bytes, self._devices, self._room, there)
+        there = {name: self._signature(next(iter(trials))) for name, trials in self.on.items() if trials}
+        return alike_together(made, signatures, bytes, self.devices, self._room, there)
 
     def _fits(self, assignment: Assignment) -> bool:
         """Whether its devices have room already: a trial that is moved leaves them at its next boundary."""
@@ -248,13 +246,13 @@ class Placing:
         trial, devices = assignment.trial, assignment.devices
         signature = self._signature(trial)
         if assignment.share >= 1:
-            place = self._make(devices, "solo" if len(devices) == 1 else "distributed", signature)
+            place = self.make(devices, "solo" if len(devices) == 1 else "distributed", signature)
         else:
-            others = self._on[devices[0]]
-            place = self.running[next(iter(others))] if others else self._make(devices, "fused", signature)
+            others = self.on[devices[0]]
+            place = self.running[next(iter(others))] if others else self.make(devices, "fused", signature)
             if place.signature != signature or not signature:
                 place.mode = "processes"
-        return place if self._begin(place, trial, assignment.share) else None
+        return place if self.begin(place, trial, assignment.share) else None
 
     def _describe(self) -> None:
         """Learn what those that wait are like, where their config is new."""
@@ -277,10 +275,10 @@ class Placing:
     def _place_fused(self, fusing: Fusing) -> None:
         """Trials of one signature share a device, in bundles as large as was measured to pay."""
         fusing.suspects.bisect()
-        there = {place.name: place for place in self._bundles() if place.devices[0] in self._devices}
+        there = {place.name: place for place in self.bundles() if place.devices[0] in self.devices}
         taken = {name for place in there.values() for name in place.devices[1:]}
         taken.update(name for destiny in self.spreading.destined.values() for name in destiny.devices)
-        devices = [name for name in self._devices if name not in taken]
+        devices = [name for name in self.devices if name not in taken]
         running = [
             grouping.Running(p.name, p.devices[0], p.signature or None, len(p.members), fusing.suspects.half(p.members))
             for p in there.values()
@@ -300,13 +298,13 @@ class Placing:
                 size = fusing.size(signature, gathering.device) if signature else 1
                 fused = len(gathering.trials) > 1 if size is None else size > 1  # a lone trial shows nothing of fusing
                 mode: BundleMode = "fused" if fused else "solo"
-                place = self._make((gathering.device,), mode, signature if fused else "", size)
+                place = self.make((gathering.device,), mode, signature if fused else "", size)
                 place.reason = fusing.reason(signature, gathering.device) if fused else ""
             share = 1 / (len(place.members) + len(gathering.trials))
             for trial in gathering.trials:
                 self._know(trial, fusing.of(trial).signature or "")
-                self._begin(place, trial, share)
-            self._declare(place)
+                self.begin(place, trial, share)
+            self.declare(place)
 
     def _know(self, trial: int, signature: str) -> None:
         if self.pace.learns and self._known.get(trial) != signature:
@@ -326,11 +324,11 @@ class Placing:
         room = fusing.limit(place.signature, place.devices[0]) if place.signature else 1
         return place.mode == "fused" and len(place.members) < room
 
-    def _make(self, devices: tuple[str, ...], mode: BundleMode, signature: str, size: int | None = None) -> Place:
+    def make(self, devices: tuple[str, ...], mode: BundleMode, signature: str, size: int | None = None) -> Place:
         self.places += 1
         return Place(f"bundle {self.places}", devices, mode, signature, size)
 
-    def _begin(self, place: Place, trial: int, share: float) -> bool:
+    def begin(self, place: Place, trial: int, share: float) -> bool:
         """Log that a trial enters a bundle; not where its state is gone for good."""
         demand = self.waiting.pop(trial)
         self.spreading.destined.pop(trial, None)
@@ -347,14 +345,11 @@ class Placing:
         self.running[trial], self._begun[trial] = place, self.clock()
         place.members[trial] = Placement(trial, attempt, record.config, record.granted, state, inherited, share)
         self.pace.entered(trial, place.devices[0], place.members, self.clock())
-        assignment = Assignment(trial, place.devices, share)
-        self._demands[trial], self._assigned[trial] = demand, assignment
-        for name in place.devices:
-            self._on[name][trial] = assignment
-            self._measure(name)
+        self._demands[trial] = demand
+        self.hold(trial, Assignment(trial, place.devices, share))
         return True
 
-    def _declare(self, place: Place) -> None:
+    def declare(self, place: Place) -> None:
         placements = tuple(one for trial, one in place.members.items() if trial not in place.leaving)
         bundle = Bundle(
             place.name,
@@ -369,125 +364,46 @@ class Placing:
         if placements or place.leaving:
             self.executor.place(bundle)
 
-    # Several devices
+    # For those who decide
 
-    def parted(self, event: Parted) -> None:
-        """The workers on these devices did not meet; the trial there is told of after this."""
-        self.spreading.parted(event.devices)
-        warnings.warn(f"{event.error} It goes on elsewhere.", stacklevel=2)
-
-    def _enter_destined(self) -> None:
-        """Trials that have left for other devices go there, once these are free; where they are not to be, anywhere."""
-        for trial, destiny in list(self.spreading.destined.items()):
-            there = {other for name in destiny.devices for other in self._on.get(name, ())} - {trial}
-            if not there <= self._moving or not set(destiny.devices) <= self._devices.keys():
-                del self.spreading.destined[trial]
-            elif trial in self.waiting and not there:
-                mode: BundleMode = "distributed" if len(destiny.devices) > 1 else "solo"
-                place = self._make(destiny.devices, mode, self._description(trial).signature or "")
-                place.measure, place.reason = destiny.measure, destiny.reason
-                if self._begin(place, trial, float(len(destiny.devices))):
-                    if destiny.measure:
-                        self.pace.unlike(trial)
-                    self._declare(place)
-
-    def _destine(self, trial: int, destiny: Destiny) -> None:
-        place = self.running[trial]
-        if self._move(place, trial):
-            self.spreading.destined[trial] = destiny
-            self._declare(place)
-        else:
-            self.spreading.destined.pop(trial, None)
-
-    def _probe(self) -> None:
-        """Where devices are idle, find out what several of them give a trial that is alone on one."""
-        if not self._elastic or self.spreading.destined:
-            return
-        idle = [name for name in self._devices if not self._on[name]]
-        if not idle:
-            return
-        alone = []
-        for place in self._bundles():
-            if len(place.devices) == 1 and len(place.members) == 1:
-                (trial,) = place.members
-                record, known = self.history.trials[trial], self._description(trial)
-                units = record.granted - record.reported
-                alone.append(
-                    Lone(trial, place.devices[0], known.signature or "", units, known.batch_size, record.best_score)
-                )
-        found = self.spreading.probe(alone, idle, self._devices)
-        if found is not None:
-            self._destine(found, self.spreading.destined[found])
-
-    def settle(self, signature: str) -> None:
-        """What several devices give a signature is known: who measured it keeps those that pay."""
-        self.changed = True
-        for place in self._bundles():
-            if place.measure and place.signature == signature:
-                (trial,) = place.members
-                place.measure = False
-                widest = self.pace.widest(trial, place.devices[0])
-                if widest < len(place.devices):
-                    self._destine(trial, Destiny(place.devices[:widest]))
-
-    def _description(self, trial: int) -> Description:
+    def description(self, trial: int) -> Description:
+        """What is known of a trial."""
         if self.fusing is not None:
             return self.fusing.of(trial)
         return self._described[trial][1] if trial in self._described else Description()
 
-    def _resize_fused(self, fusing: Fusing) -> None:
-        """Who waits is given devices that others have several of; what nobody waits for splits bundles, or goes to one.
+    def view(self) -> View:
+        """What a scheduler is shown."""
+        return View(self.devices, _Holdings(self), self._room, self.history.weights)
 
-        A bundle is split rather than spread: its parts exchange nothing.
-        """
-        if not self._elastic or self._moving or self.spreading.destined:
-            return
-        if self.waiting:
-            for place in [place for place in self._bundles() if len(place.devices) > 1]:
-                for trial in place.members:
-                    if self._move(place, trial):
-                        self._declare(place)
-            return
-        idle = [name for name in self._devices if not self._on[name]]
-        if not idle:
-            return
-        fused = max(self._bundles(), key=lambda place: len(place.members), default=None)
-        if fused is not None and len(fused.members) > 1:
-            parts = min(len(fused.members), 1 + len(idle))
-            if fusing.splits(fused.signature, fused.devices[0], len(fused.members), parts):
-                for trial in list(fused.members)[-(-len(fused.members) // parts) :]:
-                    self._move(fused, trial)
-                self._declare(fused)
-            return
-        view = View(self._devices, _Holdings(self), self._room, self.history.weights)
-        made = together(self.schedule(view, (), self.pace.speed()), self._assigned, self._devices)
-        for one in made:
-            if one.trial in self.running and not self.spreading.apart(one.devices):
-                self._destine(one.trial, Destiny(one.devices))
-        if not made:
-            self._probe()
+    def hold(self, trial: int, assignment: Assignment) -> None:
+        """A trial has these devices from now on."""
+        self.assigned[trial] = assignment
+        for name in assignment.devices:
+            self.on[name][trial] = assignment
+            self._measure(name)
 
     # Changing bundles that run
 
-    def _bundles(self) -> list[Place]:
+    def bundles(self) -> list[Place]:
         """Those that run, but for those whose device was lost, which end by themselves."""
         return list({place.name: place for trial, place in self.running.items() if trial not in self._lost}.values())
 
     def shrink(self, signature: str, size: int, devices: Collection[str]) -> None:
         """Bundles of a signature on these devices hold no more than ``size``; where 1 is best they are dissolved."""
-        for place in self._bundles():
+        for place in self.bundles():
             if place.signature != signature or place.devices[0] not in devices:
                 continue
             place.size = size
             if len(place.members) > size:
                 place.leaving |= set(list(place.members)[size if size > 1 else 0 :])
-                self._declare(place)
+                self.declare(place)
 
     def stop(self) -> None:
         """Everybody leaves."""
-        for place in self._bundles():
+        for place in self.bundles():
             place.leaving |= place.members.keys()
-            self._declare(place)
+            self.declare(place)
 
 
 class _Holdings(Mapping[int, Holding]):
@@ -502,10 +418,10 @@ class _Holdings(Mapping[int, Holding]):
         done = one.pace.done(trial, one.running[trial].share, one.clock())
         if units < 1:  # it has reported its budget, and is about to leave
             units, done = 1, 0.99
-        return Holding(replace(one._demands[trial], units=units), one._assigned[trial], done)
+        return Holding(replace(one._demands[trial], units=units), one.assigned[trial], done)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._placing._assigned)
+        return iter(self._placing.assigned)
 
     def __len__(self) -> int:
-        return len(self._placing._assigned)
+        return len(self._placing.assigned)

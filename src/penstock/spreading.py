@@ -1,4 +1,4 @@
-"""Trials on several devices: who is tried there first, who is to go where, and which devices do not find each other.
+"""Trials on several devices: who is tried there, who grows and shrinks, and where they go.
 
 What several devices give a trial is measured by one of its signature, once devices are idle: it moves onto 1, 2, 4, …
 of them in turn (invariant 7). After that the scheduler knows its curve, and decides who grows and who shrinks.
@@ -6,27 +6,21 @@ of them in turn (invariant 7). After that the scheduler knows its curve, and dec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from penstock.bundle import BundleMode, Parted
 from penstock.executors.base import Device
-from penstock.pace import Pace
+from penstock.fusing import Fusing
 from penstock.scheduling.base import Assignment
 from penstock.scheduling.placement import arrange
 
+if TYPE_CHECKING:
+    from penstock.placing import Place, Placing
+
 WORTH = 2  # units that a trial has left, at least, when it tries several devices
-
-
-@dataclass(frozen=True)
-class Lone:
-    """A trial that runs alone on a device, and could be tried on several."""
-
-    trial: int
-    device: str
-    signature: str
-    units: int
-    batch_size: int
-    score: float
 
 
 @dataclass(frozen=True)
@@ -39,38 +33,123 @@ class Destiny:
 
 
 class Spreading:
-    """What is to become of trials that were made to leave for other devices."""
+    """What becomes of devices that nobody waits for, and of trials that were made to leave for them."""
 
-    def __init__(self, pace: Pace) -> None:
-        self.pace = pace
+    def __init__(self, placing: Placing) -> None:
+        self.placing, executor = placing, placing.executor
+        self.on = placing.pace.learns and "distributed" in executor.modes and not executor.virtual
         self.destined: dict[int, Destiny] = {}
         self._apart: set[frozenset[str]] = set()  # devices whose workers did not meet
 
-    def parted(self, devices: Collection[str]) -> None:
-        """The workers on these devices did not meet: they are not tried together again."""
-        self._apart.add(frozenset(devices))
+    def parted(self, event: Parted) -> None:
+        """Workers did not meet: they are not tried together again. Their trial is told of after this."""
+        self._apart.add(frozenset(event.devices))
+        warnings.warn(f"{event.error} It goes on elsewhere.", stacklevel=2)
 
-    def apart(self, devices: Collection[str]) -> bool:
-        """Whether these devices are known not to find each other."""
+    def enter(self) -> None:
+        """Trials that have left for other devices go there, once these are free; where they cannot be, anywhere."""
+        placing = self.placing
+        for trial, destiny in list(self.destined.items()):
+            there = {other for name in destiny.devices for other in placing.on.get(name, ())} - {trial}
+            if not there <= placing.moving or not set(destiny.devices) <= placing.devices.keys():
+                del self.destined[trial]
+            elif trial in placing.waiting and not there:
+                mode: BundleMode = "distributed" if len(destiny.devices) > 1 else "solo"
+                place = placing.make(destiny.devices, mode, placing.description(trial).signature or "")
+                place.measure, place.reason = destiny.measure, destiny.reason
+                if placing.begin(place, trial, float(len(destiny.devices))):
+                    if destiny.measure:
+                        placing.pace.unlike(trial)
+                    placing.declare(place)
+
+    def resize(self, fusing: Fusing) -> None:
+        """Who waits is given devices that others have several of. What nobody waits for splits bundles, or goes to one.
+
+        A bundle is split rather than spread: its parts exchange nothing.
+        """
+        placing = self.placing
+        if not self.on or placing.moving or self.destined:
+            return
+        bundles = placing.bundles()
+        if placing.waiting:
+            for place in [place for place in bundles if len(place.devices) > 1]:
+                self._send_off(place, list(place.members))
+            return
+        idle = self._idle()
+        fused = max(bundles, key=lambda place: len(place.members), default=None)
+        if not idle or fused is None:
+            return
+        if (many := len(fused.members)) > 1:
+            parts = min(many, 1 + len(idle))
+            if fusing.splits(fused.signature, fused.devices[0], many, parts):
+                self._send_off(fused, list(fused.members)[-(-many // parts) :])
+            return
+        for place in bundles:  # those that shared a device with others have it alone now
+            for trial in place.members:
+                placing.hold(trial, Assignment(trial, place.devices, float(len(place.devices))))
+        made = together(placing.schedule(placing.view(), (), placing.pace.speed()), placing.assigned, placing.devices)
+        for one in made:
+            if one.trial in placing.running and not self._are_apart(one.devices):
+                self._destine(one.trial, Destiny(one.devices))
+        if not made:
+            self.probe()
+
+    def probe(self) -> None:
+        """Where devices are idle, let the best trial that is alone on one find out what they give its signature."""
+        if not self.on or self.destined or not (idle := self._idle()):
+            return
+        alone = [p for p in self.placing.bundles() if len(p.devices) == 1 and len(p.members) == 1]
+        scores = {p.name: self.placing.history.trials[trial].best_score for p in alone for trial in p.members}
+        for place in sorted(alone, key=lambda place: -scores[place.name]):
+            (trial,) = place.members
+            if (destiny := self._trial_run(trial, place.devices[0], idle)) is not None:
+                self._destine(trial, destiny)
+                return
+
+    def _trial_run(self, trial: int, device: str, idle: Collection[str]) -> Destiny | None:
+        """The devices on which a trial may measure what they give it, if it is to."""
+        placing = self.placing
+        record, known, kind = placing.history.trials[trial], placing.description(trial), placing.devices[device].type
+        long = record.granted - record.reported >= WORTH
+        if not known.signature or not long or not placing.pace.unmeasured(known.signature, kind):
+            return None
+        free = {name: one for name in (device, *idle) if (one := placing.devices[name]).type == kind}
+        few = f"a batch of {known.batch_size} has no more parts" if known.batch_size < len(free) else ""
+        for count in range(min(len(free), known.batch_size), 1, -1):
+            (names,) = arrange(free, {trial: (device,)}, {trial: count}).values()
+            if not self._are_apart(names):
+                return Destiny(names, measure=True, reason=few)
+        return None
+
+    def settle(self, signature: str) -> None:
+        """What several devices give a signature is known: who measured it keeps those that pay."""
+        self.placing.changed |= self.on
+        for place in self.placing.bundles():
+            if place.measure and place.signature == signature:
+                (trial,) = place.members
+                place.measure = False
+                widest = self.placing.pace.widest(trial, place.devices[0])
+                if widest < len(place.devices):
+                    self._destine(trial, Destiny(place.devices[:widest]))
+
+    def _idle(self) -> list[str]:
+        return [name for name in self.placing.devices if not self.placing.on[name]]
+
+    def _are_apart(self, devices: Collection[str]) -> bool:
         return any(one <= set(devices) for one in self._apart)
 
-    def probe(self, alone: Iterable[Lone], idle: Collection[str], devices: Mapping[str, Device]) -> int | None:
-        """Destine the best of these trials to find out what idle devices give its signature; gives which, if any."""
-        for one in sorted(alone, key=lambda one: (-one.score, one.trial)):
-            type = devices[one.device].type
-            if not one.signature or one.units < WORTH or not self.pace.unmeasured(one.signature, type):
-                continue
-            free = {name: devices[name] for name in (one.device, *idle) if devices[name].type == type}
-            most = min(len(free), one.batch_size)
-            while most > 1:
-                (names,) = arrange(free, {one.trial: (one.device,)}, {one.trial: most}).values()
-                if not self.apart(names):
-                    few = f"a batch has {one.batch_size} samples, so it has no more devices"
-                    reason = few if one.batch_size < len(free) else ""
-                    self.destined[one.trial] = Destiny(names, measure=True, reason=reason)
-                    return one.trial
-                most -= 1
-        return None
+    def _send_off(self, place: Place, trials: list[int]) -> None:
+        moved = [self.placing.move(place, trial) for trial in trials]
+        if any(moved):
+            self.placing.declare(place)
+
+    def _destine(self, trial: int, destiny: Destiny) -> None:
+        place = self.placing.running[trial]
+        if self.placing.move(place, trial):
+            self.destined[trial] = destiny
+            self.placing.declare(place)
+        else:
+            self.placing.changed = True  # it came just now: once more at the next boundary
 
 
 def together(

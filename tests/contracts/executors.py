@@ -288,6 +288,14 @@ class SpreadContract(ExecutorContract):
         assert measured.device == exact.devices()[0].name
         assert measured.reason.startswith("a step takes ")
 
+    def test_a_trial_that_ends_before_all_is_measured(self, exact):
+        self.spread(exact, Placement(4, next(attempts), CONFIG, 1), measure=True)
+        events = self.until_left(exact)
+        self.assert_as_alone(events, 4, CONFIG, 1)
+        assert not any(isinstance(e, Measured) for e in events)
+        self.place(exact, Placement(5, next(attempts), CONFIG, 1), device=1, name="b")
+        self.assert_as_alone(self.until_left(exact), 5, CONFIG, 1)
+
     def test_an_error_in_one_of_its_parts_is_the_trials(self, executor):
         self.spread(executor, Placement(3, next(attempts), {"lr": 0.05, "fail": True}, 3))
         (failed,) = self.until_left(executor)

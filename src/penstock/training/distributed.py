@@ -17,6 +17,7 @@ from datetime import timedelta
 from inspect import signature
 from itertools import count as numbers
 from os import environ
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -193,6 +194,7 @@ class Distributed(Training):
     """A trial in training on the devices of a gang. Each worker has one; they take every step together."""
 
     gang: Gang
+    timed: list[float] | None = None  # the seconds of each step, where they are wanted
     together: DistributedDataParallel | None = None
 
     def join(self, gang: Gang) -> None:
@@ -233,6 +235,19 @@ class Distributed(Training):
             return slice(part.begin, part.end)
 
         return self.data.train.batches(self.epoch, self.place, self.batch_size, rows)
+
+    def train_step(self, batch: Any) -> None:
+        if self.timed is None:
+            super().train_step(batch)
+            return
+        began = self._now()
+        super().train_step(batch)
+        self.timed.append(self._now() - began)
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return perf_counter()
 
     def backward(self, batch: Any) -> Tensor:
         loss = super().backward(batch)

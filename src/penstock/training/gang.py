@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.training.worker import Worker
 
 TALK = 0.1  # seconds after which the first worker says again whether to go on
-WARM, TIMED = 2, 5  # steps on each number of devices before they are timed, and timed ones
+WARM, TIMED, ROUNDS = 2, 4, 2  # steps on each number of devices before they are timed, timed ones, and how often
 FREE = 1e-9
 
 
@@ -32,7 +32,6 @@ class GangRun(Run):
         self.first = bundle.rank == 0
         self._state: StateRef | None = self.placement.state
         self._quiet = 0  # steps until the first says again whether to go on
-        self._pace = 0.0  # seconds of a step
 
     @property
     def over(self) -> bool:
@@ -81,76 +80,68 @@ class GangRun(Run):
             run.check(gang)
             known.add(signature)
         if self.bundle.measure:
-            seconds: dict[int, float] = {}
-            counts = doublings(gang.count)
-            parts = [gang.first(count) for count in counts]
-            for count, part in zip(counts, parts, strict=True):
-                if part is None:
-                    continue  # its turn comes
-                if count > 1:
-                    run.take_over(part)
-                run.join(part)
-                timed: list[float] = []
-                yield from self._steps(run, timed)
-                if self._over:
-                    return
-                seconds[count] = median(timed)
-            if self.first:
-                said = ", ".join(_said(*one) for one in seconds.items())
-                yield self._measured(seconds, "; ".join(filter(None, [f"a step takes {said}", self.bundle.reason])))
+            yield from self._measure(gang, run)
+            if self._over:
+                return
         elif checked:
             run.join(gang)
         yield from self._steps(run, None)
 
+    def _measure(self, gang: Gang, run: Distributed) -> Events:
+        """Train a few steps on 1, 2, 4, … of the devices, and once more, as others may use them too; then join all."""
+        counts = doublings(gang.count)
+        parts = {count: gang.first(count) for count in counts}
+        seconds: dict[int, list[float]] = {count: [] for count in counts}
+        for turn, count in enumerate(counts * ROUNDS):
+            part = parts[count]
+            if part is None:
+                continue  # its turn comes
+            if turn > 0:
+                run.take_over(part)
+            run.join(part)
+            yield from self._steps(run, seconds[count])
+            if self._over:
+                return
+        if self.first:
+            scaling = {count: median(times) for count, times in seconds.items()}
+            said = f"a step takes {', '.join(_said(*one) for one in scaling.items())}"
+            yield self._measured(scaling, "; ".join(filter(None, [said, self.bundle.reason])))
+
     def _steps(self, run: Distributed, timed: list[float] | None) -> Events:
         """Train until the trial is to leave, or until enough steps are timed."""
         worker, trial, attempt = self.worker, self.placement.trial, self.placement.attempt
-        began = saved = time.perf_counter()
-        first_step, taken = run.step, 0
-        steps = run.steps()
-        self._quiet = 0
+        began = saved = stepped = time.perf_counter()
+        first_step, steps = run.step, run.steps()
+        self._quiet, taken = 0, list[float]()
+        run.timed = taken if timed is not None else None
         try:
-            stepped = time.perf_counter()
             for metrics in steps:
                 now = time.perf_counter()
                 due = self.first and now - saved > worker.save_cost / SAVING
-                if metrics is not None:
-                    ends = run.unit >= self.budget
-                    if self.first:
-                        if ends or due:
-                            self._save(run)
-                            saved = time.perf_counter()
-                        state = self._state if ends or due else None
-                        usage = Usage((now - began) * run.gang.count, run.step - first_step, worker.peak_bytes())
-                        yield Report(trial, run.unit, metrics, attempt, state, usage)
-                    began, first_step = time.perf_counter(), run.step
-                    ended, leaves = run.gang.hear(ends, self.leaving)
+                ends = metrics is not None and run.unit >= self.budget
+                if ends or due:
+                    saved = self._save(run)
+                if metrics is not None and self.first:
+                    state = self._state if ends or due else None
+                    usage = Usage((now - began) * run.gang.count, run.step - first_step, worker.peak_bytes())
+                    yield Report(trial, run.unit, metrics, attempt, state, usage)
+                    began, first_step = now, run.step
+                elif due and self._state is not None:
+                    yield Saved(trial, attempt, self._state)
+                yield None
+                self._quiet -= 1
+                if self._quiet < 0 or metrics is not None:
+                    quiet = max(1, min(1000, int(TALK / max(now - stepped, FREE))))
+                    ended, leaves, self._quiet = run.gang.hear(ends, self.leaving, quiet)
                     if ended or leaves:
                         yield from self._end(run, finished=bool(ended))
                         return
-                else:
-                    worker.synchronize()
-                    taken += 1
-                    self._pace = time.perf_counter() - stepped
-                    if due:
-                        self._save(run)
-                        assert self._state is not None
-                        yield Saved(trial, attempt, self._state)
-                        saved = time.perf_counter()
-                    yield None
-                    if self._quiet == 0:
-                        quiet = max(1, min(1000, int(TALK / max(self._pace, FREE))))
-                        leaves, self._quiet = run.gang.hear(self.leaving, quiet)
-                        if leaves:
-                            yield from self._end(run, finished=False)
-                            return
-                    self._quiet -= 1
-                    if timed is not None and taken > WARM:
-                        timed.append(self._pace)
-                        if len(timed) == TIMED:
-                            return
+                if timed is not None and len(taken) == WARM + TIMED:
+                    timed += taken[WARM:]
+                    return
                 stepped = time.perf_counter()
         finally:
+            run.timed = None
             steps.close()
 
     def _end(self, run: Distributed, *, finished: bool) -> Generator[Any, None, None]:
@@ -180,8 +171,10 @@ class GangRun(Run):
             died = out_of_memory(error) or isinstance(error, Torn)
             yield Failed(trial, attempt, explain(error), died=died)
 
-    def _save(self, run: Distributed) -> None:
-        self._state = self.worker.save(self.placement, run.state())
+    def _save(self, run: Distributed) -> float:
+        if self.first:
+            self._state = self.worker.save(self.placement, run.state())
+        return time.perf_counter()
 
     def _measured(self, scaling: dict[int, float], reason: str) -> Measured:
         return Measured(self.bundle.signature, self.worker.device, "distributed", 1, {}, None, reason, scaling=scaling)

@@ -1,0 +1,190 @@
+"""Who is tried on several devices, who grows and who shrinks; and whole studies on real worker processes."""
+
+import math
+
+import pytest
+import torch
+
+import penstock as ps
+from penstock.bundle import Description, Parted
+from penstock.events import Measured, Placed, read
+from penstock.executors.base import Device
+from penstock.scheduling.base import Assignment
+from penstock.scheduling.speed import SpeedModel
+from penstock.scheduling.waterfill import waterfill
+from penstock.spreading import together
+from tests.contracts.executors import Exact, alone
+from tests.test_placing import Engine
+
+TWO = {1: 1.0, 2: 0.55}
+
+
+class Elastic(Engine):
+    """An engine's surroundings with devices that one trial can have several of."""
+
+    def __init__(self, devices=2, batch_size=8, **more):
+        super().__init__(devices, schedule=waterfill, modes=("solo", "distributed"), **more)
+        self.description = Description(signature="a", batch_size=batch_size)
+
+    def go_on(self, seconds=1.0):
+        self.now += seconds
+        self.placing.place()
+
+    def stop(self, trial):
+        """A trial does what it was told: it leaves, and waits again."""
+        self.placing.left(trial)
+        self.placing.queue(self.history.trials[trial], moved=True)
+        self.placing.place()
+
+    def measured(self, scaling):
+        self.now += 1.0
+        self.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling=scaling))
+        self.placing.spreading.settle("a")
+        self.go_on()
+
+    @property
+    def last(self):
+        bundle = self.bundles[-1]
+        return bundle.mode, bundle.devices, bundle.measure, [p.trial for p in bundle.placements]
+
+
+@pytest.fixture
+def alone_on_one():
+    """A trial that has just moved onto both devices, to measure them."""
+    one = Elastic()
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.go_on()
+    one.stop(0)
+    return one
+
+
+def test_idle_devices_are_tried_by_a_trial_that_is_alone_on_one():
+    one = Elastic()
+    one.ask(0, budget=6)
+    one.placing.place()
+    assert one.last == ("solo", ("gpu 0",), False, [0])
+    one.go_on()
+    assert one.last == ("solo", ("gpu 0",), False, []), "it leaves at its next boundary"
+    one.stop(0)
+    assert one.last == ("distributed", ("gpu 0", "gpu 1"), True, [0])
+
+
+def test_not_by_one_that_is_nearly_done_or_not_described():
+    one = Elastic()
+    one.ask(0, budget=1)
+    one.placing.place()
+    one.go_on()
+    assert len(one.bundles) == 1
+    one = Elastic()
+    one.description = Description(reason="it cannot be compared")
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.go_on()
+    assert len(one.bundles) == 1
+
+
+def test_a_batch_has_no_more_parts_than_samples():
+    one = Elastic(devices=4, batch_size=3)
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.go_on()
+    one.stop(0)
+    assert one.last == ("distributed", ("gpu 0", "gpu 1", "gpu 2"), True, [0])
+    assert one.bundles[-1].reason == "a batch of 3 has no more parts"
+
+
+def test_where_several_pay_the_trial_keeps_them(alone_on_one):
+    before = len(alone_on_one.bundles)
+    alone_on_one.measured(TWO)
+    assert len(alone_on_one.bundles) == before
+    assert not alone_on_one.placing.moving
+
+
+def test_where_they_do_not_it_goes_back_to_one(alone_on_one):
+    alone_on_one.measured({1: 1.0, 2: 1.2})
+    assert alone_on_one.last == ("distributed", ("gpu 0", "gpu 1"), False, [])
+    alone_on_one.stop(0)
+    assert alone_on_one.last == ("solo", ("gpu 0",), False, [0])
+    alone_on_one.go_on()
+    assert alone_on_one.last == ("solo", ("gpu 0",), False, [0]), "and does not try again"
+
+
+def test_a_trial_that_came_meanwhile_has_the_device(alone_on_one):
+    one = Elastic()
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.go_on()
+    one.ask(1, budget=6)
+    one.placing.place()
+    assert one.last == ("solo", ("gpu 1",), False, [1])
+    one.stop(0)
+    assert one.last == ("solo", ("gpu 0",), False, [0])
+
+
+def test_devices_whose_workers_do_not_meet_are_not_tried_together_again(alone_on_one):
+    with pytest.warns(UserWarning, match="did not meet. It goes on elsewhere"):
+        alone_on_one.placing.spreading.parted(Parted(("gpu 0", "gpu 1"), "They did not meet."))
+    alone_on_one.stop(0)
+    alone_on_one.go_on()
+    assert alone_on_one.last == ("solo", ("gpu 0",), False, [0])
+
+
+def test_a_lost_device_is_not_waited_for():
+    one = Elastic()
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.go_on()
+    del one.cards[1]
+    one.placing.lose("gpu 1")
+    one.stop(0)
+    assert one.last == ("solo", ("gpu 0",), False, [0])
+
+
+def test_the_devices_of_a_trial_are_on_as_few_nodes_as_can_be():
+    devices = {f"{node}{i}": Device(f"{node}{i}", "h200", 8, node) for node in "ab" for i in range(2)}
+    made = [Assignment(1, ("a1", "b0"), 2.0)]
+    assert together(made, {0: Assignment(0, ("a0",), 1.0)}, devices) == [Assignment(1, ("b0", "b1"), 2.0)]
+    shared = {0: Assignment(0, ("b0",), 0.5)}
+    assert together(made, shared, devices) == [Assignment(1, ("a0", "a1"), 2.0)]
+
+
+# Whole studies
+
+
+class Long(Exact):
+    """Few steps a unit, so that it is soon measured."""
+
+    unit_steps = 16
+
+
+@pytest.fixture(params=["distributed", "auto"])
+def elastic(request, monkeypatch, tmp_path):
+    """A study on two worker processes that believes two devices to be twice as fast, whatever it measures."""
+    plain = SpeedModel.measured
+
+    def measured(self, signature, type, sharing, scaling):
+        return plain(self, signature, type, sharing, {1: 1.0, 2: 0.5} if len(scaling) > 1 else scaling)
+
+    monkeypatch.setattr(SpeedModel, "measured", measured)
+    monkeypatch.setattr(SpeedModel, "moving", property(lambda self: 0.0))
+    algorithm = ps.SuccessiveHalving(max_budget=16, min_budget=4, reduction=2)
+    space = {"lr": ps.loguniform(1e-3, 0.5)}
+    study = ps.Study(Long(), space, metric="loss", mode="min", algorithm=algorithm, trials=4, dir=tmp_path, name="s")
+    result = study.run(workers=2, sharing=request.param, progress=False)
+    return result, list(read(tmp_path / "s" / "log.jsonl"))
+
+
+@pytest.mark.filterwarnings("ignore::penstock.SoloWarning")
+def test_a_study_whose_last_trials_have_all_devices_has_the_curves_of_one_whose_trials_are_alone(elastic):
+    result, events = elastic
+    spread = [e for e in events if isinstance(e, Placed) and e.mode == "distributed"]
+    assert spread, "the best trial had both devices"
+    assert {e.share for e in spread} == {2.0}
+    assert any(isinstance(e, Measured) and set(e.scaling) == {1, 2} for e in events)
+    for trial in result.trials:
+        expected = alone(Long(), trial.number, trial.config, len(trial.curve))
+        for row, other in zip(trial.curve, expected, strict=True):
+            assert row["loss"] == pytest.approx(other["loss"], abs=1e-9)
+    assert math.isfinite(result.best.metrics["loss"])
+    assert torch.is_tensor(next(result.best.model().parameters()))
