@@ -346,6 +346,8 @@ def test_a_refusal_is_told_once_and_is_in_the_log_once(task, sharing, declared):
 class Described:
     """An executor that describes configs as it is told, and remembers what it was asked."""
 
+    flexible = False
+
     def __init__(self, memory=2**40, **descriptions):
         self.descriptions, self.asked, self.memory = descriptions, [], memory
 

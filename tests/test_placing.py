@@ -23,7 +23,7 @@ class Engine:
     """What stands around a ``Placing``: a history, a clock, an executor that remembers, a scheduler that does."""
 
     def __init__(self, devices=1, memory=8, schedule=fifo, bytes=None, modes=("solo",)):
-        self.views, self.bundles, self.now, self.described = [], [], 0.0, 0
+        self.views, self.bundles, self.now, self.described, self.requests = [], [], 0.0, 0, []
         self.cards = [Device(f"gpu {i}", "h200", memory) for i in range(devices)]
         self.description = Description(signature="a", bytes=bytes)
         executor = SimpleNamespace(
@@ -32,6 +32,9 @@ class Engine:
             describe=self.describe,
             modes=frozenset(modes),
             virtual=False,
+            flexible=False,
+            scales=False,
+            request=self.requests.append,
         )
         self.history = History.of([Opened({"metric": "loss", "mode": "min"})])
 

@@ -149,6 +149,80 @@ def test_the_devices_of_a_trial_are_on_as_few_nodes_as_can_be():
     assert together(made, shared, devices) == [Assignment(1, ("a0", "a1"), 2.0)]
 
 
+# How many devices are of use
+
+
+def flexible(devices=2, scales=False, **more):
+    one = Elastic(devices, **more)
+    one.placing.executor.flexible, one.placing.executor.scales = True, scales
+    return one
+
+
+def test_as_many_devices_are_of_use_as_trials_wait_or_run():
+    one = flexible()
+    for trial in range(5):
+        one.ask(trial, budget=1)
+    one.placing.place()
+    assert one.requests == [5]
+    for trial in range(4):
+        one.placing.left(trial) if trial in one.placing.running else one.placing.waiting.pop(trial)
+        one.go_on()
+    assert one.requests == [5, 4, 3, 2, 1]
+
+
+def test_of_many_not_every_change_is_told():
+    one = flexible()
+    for trial in range(100):
+        one.ask(trial, budget=1)
+    one.placing.place()
+    for trial in range(2, 100):
+        one.placing.waiting.pop(trial)
+        one.placing.changed = True
+        one.go_on()
+    assert one.requests[:3] == [100, 89, 80]
+    assert one.requests[-1] == 2
+    assert len(one.requests) < 30
+
+
+def test_more_are_where_a_trial_is_faster_on_several():
+    one = flexible()
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.measured({1: 1.0, 2: 0.5, 4: 0.3, 8: 0.4})
+    assert one.requests == [1, 4]
+
+
+def test_an_algorithm_that_others_follow_keeps_what_it_has():
+    one = flexible()
+    for trial in range(3):
+        one.ask(trial, budget=1, open=True)
+    one.placing.place()
+    one.placing.waiting.pop(2)
+    one.placing.changed = True
+    one.go_on()
+    assert one.requests == [3]
+
+
+def test_trials_are_packed_before_nodes_go():
+    one = flexible(4, scales=True)
+    one.cards[:] = [Device(card.name, card.type, card.memory, "ab"[i // 2]) for i, card in enumerate(one.cards)]
+    one.placing.look()
+    one.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling={1: 1.0}))
+    for trial in range(4):
+        one.ask(trial, budget=6)
+    one.placing.place()
+    for trial in (1, 2):
+        one.placing.left(trial)
+    one.go_on()
+    assert one.requests[-1] == 2
+    moved = [b for b in one.bundles if not b.placements]
+    assert len(moved) == 1, "one of the two trials leaves its node"
+    (trial,) = one.placing.moving
+    one.stop(trial)
+    nodes = {one.placing.devices[name].node for place in one.placing.bundles() for name in place.devices}
+    assert len(nodes) == 1
+
+
 # Whole studies
 
 

@@ -107,6 +107,12 @@ class Pace:
                 if profile.moving is not None:
                     self.model.started(profile.moving)
 
+    def pays(self, trial: int) -> int:
+        """The most devices that pay for a trial, of any type there is: one, where that was not measured."""
+        if self.model is None:
+            return 1
+        return max((self.model.curve(type, trial).widest for type in self._types), default=1)
+
     def widest(self, trial: int, device: str) -> int:
         """The most devices that pay for a trial, of the type of this one."""
         return 1 if self.model is None else self.model.curve(self._devices[device].type, trial).widest

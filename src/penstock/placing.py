@@ -181,16 +181,17 @@ class Placing:
 
     def place(self) -> None:
         """Carry out what the scheduler assigns; without devices everybody waits until one comes."""
-        if not self.devices:
-            return
-        self.spreading.enter()
-        if self.fusing is not None:
-            if self.waiting:
+        changed = self.changed
+        if self.devices:
+            self.spreading.enter()
+            if self.fusing is None:
+                self._place_scheduled()
+            else:
                 self._place_fused(self.fusing)
-            if self.changed:
-                self.changed = False
-                self.spreading.resize(self.fusing)
-            return
+        if changed and self.executor.flexible:
+            self.spreading.request()
+
+    def _place_scheduled(self) -> None:
         if not self.changed or not (self.waiting or self.running):
             return
         if self.moving and not self.waiting and len(self.devices) > MANY:
@@ -274,6 +275,13 @@ class Placing:
 
     def _place_fused(self, fusing: Fusing) -> None:
         """Trials of one signature share a device, in bundles as large as was measured to pay."""
+        if self.waiting:
+            self._group(fusing)
+        if self.changed:
+            self.changed = False
+            self.spreading.resize(fusing)
+
+    def _group(self, fusing: Fusing) -> None:
         fusing.suspects.bisect()
         there = {place.name: place for place in self.bundles() if place.devices[0] in self.devices}
         taken = {name for place in there.values() for name in place.devices[1:]}
@@ -371,6 +379,10 @@ class Placing:
         if self.fusing is not None:
             return self.fusing.of(trial)
         return self._described[trial][1] if trial in self._described else Description()
+
+    def demands(self) -> list[Demand]:
+        """Of all that wait or run."""
+        return [*self.waiting.values(), *self._demands.values()]
 
     def view(self) -> View:
         """What a scheduler is shown."""

@@ -15,11 +15,12 @@ from penstock.bundle import BundleMode, Parted
 from penstock.executors.base import Device
 from penstock.fusing import Fusing
 from penstock.scheduling.base import Assignment
-from penstock.scheduling.placement import arrange
+from penstock.scheduling.placement import arrange, consolidate
 
 if TYPE_CHECKING:
     from penstock.placing import Place, Placing
 
+SLACK = 0.9  # of what was requested may be left before less is: each request is looked at
 WORTH = 2  # units that a trial has left, at least, when it tries several devices
 
 
@@ -40,6 +41,7 @@ class Spreading:
         self.on = placing.pace.learns and "distributed" in executor.modes and not executor.virtual
         self.destined: dict[int, Destiny] = {}
         self._apart: set[frozenset[str]] = set()  # devices whose workers did not meet
+        self._requested = 0
 
     def parted(self, event: Parted) -> None:
         """Workers did not meet: they are not tried together again. Their trial is told of after this."""
@@ -120,6 +122,36 @@ class Spreading:
             if not self._are_apart(names):
                 return Destiny(names, measure=True, reason=few)
         return None
+
+    def request(self) -> None:
+        """Say how many devices are of use: to who waits or runs one, or as many as pay.
+
+        Who follows counts as soon as it is there: an algorithm whose group is open keeps what it has. Where nodes would
+        come free, trials are packed first (RubberBand §4.4).
+        """
+        placing = self.placing
+        demands = placing.demands()
+        wanted = sum(placing.pace.pays(demand.trial) for demand in demands)
+        if any(demand.open for demand in demands):
+            wanted = max(wanted, self._requested)
+        few, before = wanted < len(placing.devices), self._requested
+        if wanted > before or wanted < SLACK * before or (few and wanted != before):
+            self._requested = wanted
+            placing.executor.request(wanted)
+        if few and self.on and placing.executor.scales and not placing.waiting and not placing.moving:
+            self._pack(wanted)
+
+    def _pack(self, count: int) -> None:
+        """Move trials so that whole nodes come free, where so many devices are enough."""
+        held, fixed = dict[int, tuple[str, ...]](), list[int]()
+        for place in self.placing.bundles():
+            first = next(iter(place.members))
+            held[first] = place.devices
+            if len(place.members) > 1:
+                fixed.append(first)  # a fused bundle stays
+        moves, _ = consolidate(self.placing.devices, held, max(count, len(held)), fixed)
+        for trial, devices in moves.items():
+            self._destine(trial, Destiny(devices))
 
     def settle(self, signature: str) -> None:
         """What several devices give a signature is known: who measured it keeps those that pay."""

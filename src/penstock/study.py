@@ -181,7 +181,9 @@ class Study:
 
         Args:
             on: where: "local"; "ray", the Ray cluster that runs here or a new one, or "ray://host:port"; or
-                ``ps.Simulated(devices=64)``, a cluster that is not there, on a virtual clock.
+                ``ps.Simulated(devices=64)``, a cluster that is not there, on a virtual clock. Of a cluster with an
+                autoscaler "ray?market=spot&idle=30" takes nodes of one market, and gives idle ones back after 30
+                seconds instead of 60.
             sharing: how trials share devices: "solo", one trial a device; "fused", as one model, in bundles as large as
                 can be; "distributed", never several on a device, and one on several where that pays; or "auto", which
                 measures what pays.
@@ -290,7 +292,7 @@ class Study:
     def _check_run(
         self, on: str | Simulated, sharing: str, scheduler: str, workers: int | None, weight: float
     ) -> Scheduler:
-        ray = isinstance(on, str) and (on == "ray" or on.startswith("ray:"))
+        ray = isinstance(on, str) and (on == "ray" or on.startswith(("ray:", "ray?")))
         if isinstance(on, Simulated):
             if workers is not None:
                 raise StudyError("workers= is for real devices: a simulated cluster has Simulated(devices=...).")
@@ -325,9 +327,11 @@ class Study:
             return SimulatedExecutor(job, on)
         if on != "local":
             from penstock.executors.ray import RayExecutor
+            from penstock.executors.ray_cluster import settings
 
+            address, more = settings(on)
             folder = None if self.file is None else Path(self.file).parent
-            return RayExecutor(job, on, workers=workers, weight=weight, folder=folder)
+            return RayExecutor(job, address, workers=workers, weight=weight, folder=folder, **more)
         if workers is None or workers == 1:
             from penstock.executors.local import LocalExecutor
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -89,8 +91,14 @@ def test_a_study_on_a_cluster_that_has_no_nodes_yet(empty, tmp_path):
 
 
 def test_nodes_come_for_a_request_and_go_with_it_but_not_under_a_trial(empty, make, monkeypatch):
-    lost = []
-    monkeypatch.setattr(RayExecutor, "_lose", lambda self, slot, error: lost.append(error))
+    lost, lose = [], RayExecutor._lose
+
+    def lose_and_tell(self, slot, error):
+        if slot.without is not None:  # it had no node when it was asked for
+            lost.append(error)
+        lose(self, slot, error)
+
+    monkeypatch.setattr(RayExecutor, "_lose", lose_and_tell)
     executor = make(idle=0)
     watch = Watch(executor)
     assert len(executor.devices()) == 1
@@ -177,6 +185,27 @@ def test_nodes_of_one_market(empty, make):
 
 
 # Without a cluster
+
+
+def held(trial):
+    """Reports until it is let go."""
+    for step in range(1, LONG):
+        trial.report(step, state=step, loss=1.0)
+        if (Path(trial.config["dir"]) / f"go {trial.config['number']}").exists():
+            return
+
+
+def test_a_cluster_follows_a_study(empty, tmp_path):
+    space = {"number": ps.grid([0, 1]), "dir": str(tmp_path)}
+    study = ps.Study(held, space, metric="loss", mode="min", algorithm=ps.Grid(budget=LONG), dir=tmp_path)
+    where = f"ray://{empty.address}?idle=0"
+    running = threading.Thread(target=lambda: study.run(on=where, progress=False))
+    running.start()
+    until(lambda: len(empty.made()) == 2, "a node for each trial")
+    (tmp_path / "go 0").touch()
+    until(lambda: len(empty.made()) == 1, "one goes with the first trial")
+    (tmp_path / "go 1").touch()
+    running.join()
 
 
 def test_a_market_that_is_none():

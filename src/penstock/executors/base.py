@@ -51,12 +51,15 @@ class Executor(ABC):
       that the timeout has passed or ``wake`` was called.
     - A worker that dies loses no report that was sent; each of its trials is told as ``Failed(died=True)``.
     - Workers exit when their driver does.
+    - ``flexible`` says that requests change which devices there are, and ``scales`` that nodes come and go with them.
     - ``modes`` are those that a bundle can have here. ``virtual`` says that the clock is not the machine's: ``wait``
       then moves it on to the next event, or by ``timeout``.
     """
 
     modes: frozenset[BundleMode] = frozenset({"solo", "fused"})
     virtual: bool = False
+    flexible: bool = False
+    scales: bool = False
 
     @abstractmethod
     def devices(self) -> Sequence[Device]:

@@ -53,6 +53,8 @@ class RayExecutor(Executor):
     go with them. ``market`` is "spot" or "on-demand" where nodes are labelled so and only such ones are wanted.
     """
 
+    flexible = True
+
     def __init__(
         self,
         job: Job,
@@ -178,6 +180,10 @@ class RayExecutor(Executor):
     def request(self, devices: int) -> None:
         self._scaling.requested = max(0, devices)
         self._looked = -inf  # the next wait sees to it
+
+    @property
+    def scales(self) -> bool:  # type: ignore[override]
+        return self._scaling.grows
 
     @property
     def provisioning(self) -> float | None:

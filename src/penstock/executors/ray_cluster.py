@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 from penstock.errors import StudyError
 
@@ -97,6 +98,25 @@ def parse(on: str) -> str | None:
     if match is None or not 0 < int(match[2]) < 2**16:
         raise StudyError(f'Expected on="ray" or "ray://host:port", as in "ray://10.0.0.1:6379", got {on!r}.')
     return f"{match[1]}:{match[2]}"
+
+
+def settings(on: str) -> tuple[str, dict[str, Any]]:
+    """An address without the settings behind it, and these: what market nodes are of, and when idle ones go.
+
+    >>> settings("ray://10.0.0.1:6379?market=spot&idle=30"), settings("ray")
+    (('ray://10.0.0.1:6379', {'market': 'spot', 'idle': 30.0}), ('ray', {}))
+    """
+    address, _, query = on.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    try:
+        if given.keys() - {"market", "idle"}:
+            raise ValueError
+        return address, {name: float(value) if name == "idle" else value for name, value in given.items()}
+    except ValueError:
+        raise StudyError(
+            f'Expected settings such as "{address}?market=spot&idle=30", a market of "spot" or "on-demand" and the '
+            f"seconds after which idle nodes go, got {on!r}."
+        ) from None
 
 
 def _from_environment() -> str | None:

@@ -110,6 +110,11 @@ class Scaling:
         """Seconds from asking for a worker that had no node until it was ready: the median of those seen."""
         return median(self._waits) if self._waits else None
 
+    @property
+    def grows(self) -> bool:
+        """Whether there is an autoscaler, as far as that is known."""
+        return self._growth is not None
+
     def begin(self) -> Offer:
         """What a study begins with; a StudyError where that is too little and too little can come."""
         needed = self._workers or 1

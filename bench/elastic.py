@@ -1,0 +1,219 @@
+"""What it is worth that trials and clusters change in size (RubberBand §4, Fluid §4.3).
+
+    python bench/elastic.py [--json] [resize] [placement] [halving] [cluster]
+
+resize     one trial on 1 → 2 → 4 → 2 workers: how long it stands still; against workers that are started anew, and
+           against Ray Tune's ResourceChangingScheduler, whose trial has more threads rather than more workers
+placement  2 and 4 workers of a trial together and scattered over two nodes with a slow link: samples a second; and on
+           how many nodes trials are, where many come and go
+halving    successive halving with trials on several devices ("distributed") and on one each ("solo"): seconds, with two
+           workers on this machine and 16 trials; then on clusters that are simulated, four trials a device. There, what
+           w devices give is βʷ⁻¹ / w, with the β that two real devices had in this run: beyond two, that is a guess
+cluster    an autoscaler's cluster that follows a study: node-seconds against a cluster that stays as large as it can be
+
+Workers have a thread each. Rows that are not measured on real ones begin with "simulated" or "counted". Four minutes on
+two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["PYTHONPATH"] = sys.path[0]  # Tune's actors look for the bench there
+os.environ["RAY_SCHEDULER_EVENTS"] = "0"  # what the autoscaler does is a row here, and no line between them
+os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+
+from tests.autoscaling import AutoscalingCluster, NodeType  # isort: skip  # before ray
+from tests.clusters import Cluster, until  # isort: skip
+import ray
+import torch
+
+import penstock as ps
+from bench.images import Images, Row, row
+from bench.nodes import placement
+from bench.resizing import resize
+from penstock.curve import Curve
+from penstock.events import Measured, Reported, read
+from penstock.executors import ray as rays
+from penstock.executors.ray import RayExecutor
+from penstock.trial import Config
+
+HALVING = partial(ps.SuccessiveHalving, max_budget=16, reduction=4)
+TRIALS = 16
+NODES, UNIT, IDLE = 4, 1.5, 1.0  # of the cluster; seconds of a unit there, and for which an idle worker is kept
+START = 0.1  # seconds that a simulated trial needs: what a resize is to take at most
+SPACE = {"lr": ps.loguniform(1e-3, 1e-1), "momentum": ps.uniform(0.0, 0.9)}
+
+
+# --- halving ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study of two real workers came to."""
+
+    seconds: float  # from the first report to the last
+    curves: list[list[float]]
+    best: int
+    unit: float  # seconds of a unit on one device
+    scaling: dict[int, float]  # seconds of a step, by the number of devices
+
+
+def halved(dir: str, sharing: str) -> Outcome:
+    """16 trials for 1 unit, 4 for 4 and 1 for 16, in float64, where the number of devices leaves no trace."""
+    task, algorithm = Images(dtype=torch.float64, count=512), HALVING()
+    study = ps.Study(task, SPACE, metric="loss", mode="min", algorithm=algorithm, trials=TRIALS, name=sharing, dir=dir)
+    result = study.run(workers=2, sharing=sharing, progress=False)
+    events = list(read(result.dir / "log.jsonl"))
+    reports = [event for event in events if isinstance(event, Reported)]
+    return Outcome(
+        reports[-1].clock - reports[0].clock,  # starting the workers is neither's
+        [[point["loss"] for point in trial.curve] for trial in result.trials],
+        result.best.number,
+        median(event.usage.device_seconds for event in reports[:TRIALS]),
+        next((event.scaling for event in events if isinstance(event, Measured) and event.scaling), {}),
+    )
+
+
+def difference(one: Outcome, other: Outcome) -> float:
+    """The largest, relative; both have trained the same trials as far."""
+    if [len(curve) for curve in one.curves] != [len(curve) for curve in other.curves] or one.best != other.best:
+        raise AssertionError(f"Other trials were promoted: {one.curves} and {other.curves}")
+    pairs = zip(chain(*one.curves), chain(*other.curves), strict=True)
+    return max(abs(a - b) / abs(b) for a, b in pairs)
+
+
+def simulated(devices: int, unit: float, curve: Curve, **how: Any) -> float:
+    """Seconds of the study of 16 trials on a cluster that is not there; a trial takes ``START`` to begin or go on."""
+
+    def look_up(config: Config) -> ps.Tabulated:
+        return ps.Tabulated({"loss": [config["lr"] / unit for unit in range(1, 17)]}, seconds=unit)
+
+    with tempfile.TemporaryDirectory() as dir:
+        task = ps.TabulatedTask(look_up)
+        study = ps.Study(task, SPACE, metric="loss", mode="min", algorithm=HALVING(), trials=TRIALS, dir=dir)
+        result = study.run(on=ps.Simulated(devices=devices, curve=curve, start=START), progress=False, **how)
+        return max(getattr(event, "clock", 0.0) for event in read(result.dir / "log.jsonl"))
+
+
+def halving(rounds: int = 2) -> Iterator[Row]:
+    pairs = []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as dir:  # nothing is known from an earlier study
+            pairs.append((halved(dir, "solo"), halved(dir, "distributed")))
+    ratio = median(fixed.seconds / elastic.seconds for fixed, elastic in pairs)
+    far = max(difference(elastic, fixed) for fixed, elastic in pairs)
+    yield row("halving", "16 trials on 2 workers, one device each, seconds", median(one.seconds for one, _ in pairs))
+    yield row("halving", "16 trials on 2 workers, elastic, seconds", median(one.seconds for _, one in pairs))
+    yield row("halving", "ratio", ratio, "at least 1", ratio >= 1)
+    yield row("halving", "largest relative difference of their curves", far, "at most 1e-9", far <= 1e-9)
+    measured = [one.scaling for _, one in pairs if one.scaling]
+    if not measured:
+        print("halving: no trial was tried on two workers, so nothing is simulated", file=sys.stderr)
+        return
+    two, unit = median(one[2] / one[1] for one in measured), median(one.unit for one, _ in pairs)
+    beta = Curve(scaling=(1.0, two)).beta
+    widest = min(range(1, 65), key=lambda w: beta ** (w - 1) / w)  # beyond, more devices only cost
+    curve = Curve.of(beta=beta, widest=widest)
+    yield row("halving", "a step on 2 devices, relative to one", two)
+    yield row("halving", f"simulated: the most devices that pay for a trial, with β = {beta:.3g}", widest)
+    for devices in (4, 8, 16, 32, 64):
+        fixed = simulated(devices, unit, curve, scheduler="fifo")
+        elastic = simulated(devices, unit, curve, sharing="distributed")
+        said = f"simulated: 16 trials on {devices} devices, {fixed:.1f} to {elastic:.1f} seconds, ratio"
+        yield row("halving", said, fixed / elastic, "at least 1", fixed >= elastic)
+
+
+# --- cluster ---------------------------------------------------------------------------------------------------------
+
+
+def sleeper(trial: Any) -> None:
+    """A trial that needs a device, and none of this machine's cores."""
+    for unit in range((trial.state or 0) + 1, 17):
+        time.sleep(UNIT)
+        trial.report(unit, loss=trial.config["lr"] / unit, state=unit)
+
+
+def followed(cluster: Cluster, nodes: Callable[[], int]) -> tuple[float, list[tuple[float, int]]]:
+    """How long the study takes on a cluster, and how many nodes it had when, in seconds from its start."""
+    samples: list[tuple[float, int]] = []
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.wait(0.1):
+            samples.append((time.monotonic() - began, nodes()))
+
+    with tempfile.TemporaryDirectory() as dir:
+        study = ps.Study(sleeper, SPACE, metric="loss", mode="min", algorithm=HALVING(), trials=TRIALS, dir=dir)
+        watch = threading.Thread(target=sample, daemon=True)
+        began = time.monotonic()
+        watch.start()
+        try:
+            study.run(on=f"ray://{cluster.address}", workers=NODES, sharing="solo", progress=False)
+            return time.monotonic() - began, samples
+        finally:
+            over.set()
+            watch.join()
+
+
+def cluster() -> Iterator[Row]:
+    autoscaled = AutoscalingCluster({"one": NodeType(most=NODES)}, v2=True, most=NODES)
+    with autoscaled:
+        with patch.object(rays, "RayExecutor", partial(RayExecutor, idle=IDLE)):
+            seconds, samples = followed(autoscaled, lambda: len(autoscaled.made()))
+        ended = time.monotonic()
+        until(lambda: not autoscaled.made(), "all nodes are released")
+        released = time.monotonic() - ended
+    with Cluster() as whole:
+        for _ in range(NODES):
+            whole.add_node(cpus=1, gpus=1)
+        fixed, _ = followed(whole, lambda: NODES)
+    used = sum(count * (later - now) for (now, count), (later, _) in pairwise(samples))
+    yield row("cluster", f"nodes that stay, {NODES}: seconds of the study", fixed)
+    yield row("cluster", f"nodes that follow it, from 0 to {max(count for _, count in samples)}: seconds", seconds)
+    changes = [samples[0], *(later for one, later in pairwise(samples) if one[1] != later[1])]
+    for at, count in changes:
+        yield row("cluster", f"nodes from {at:.1f} seconds on", count)
+    yield row("cluster", "seconds from its end until the last node is gone", released)
+    yield row("cluster", "node-seconds of those that stay", NODES * fixed)
+    yield row("cluster", "node-seconds of those that follow", used)
+    ratio = NODES * fixed / used
+    yield row("cluster", "ratio", ratio, "above 1", ratio > 1)
+
+
+def main(arguments: list[str]) -> None:
+    benches: dict[str, Callable[[], Iterable[Row]]] = {
+        "resize": resize,
+        "placement": placement,
+        "halving": halving,
+        "cluster": cluster,
+    }
+    print(f"ray {ray.__version__}, torch {torch.__version__}, {os.cpu_count()} cores", file=sys.stderr)
+    for name in [name for name in arguments if name in benches] or list(benches):
+        for line in benches[name]():
+            if "--json" in arguments:
+                print(json.dumps(line), flush=True)
+            else:
+                mark = {True: "yes", False: "NO", None: ""}[line["reached"]]
+                print(
+                    f"{line['bench']:9} {line['what']:88} {line['value']:>9.4g}  {line['goal']:12} {mark}", flush=True
+                )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
