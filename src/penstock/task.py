@@ -37,6 +37,8 @@ class Task:
     """The greatest norm of a step's gradient, or None for no clipping."""
     unit_steps: int | None = None
     """Training steps in a unit, or None for an epoch a unit."""
+    accumulate: bool = False
+    """Whether BatchNorm may see parts of a batch where memory is too short for the whole; nothing else differs then."""
     loader: ClassVar[Mapping[str, Any]] = {}
     """Arguments for the DataLoader of map-style datasets, such as ``{"num_workers": 4}``."""
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from penstock.training.distributed import Part
+from penstock.training.parts import Part
 from tests.tasks import Augmented, Blobs
 from tests.training.gangs import Gangs
 from tests.training.networks import BLOCKS, OPTIMIZERS, Bundle, Network, bundles

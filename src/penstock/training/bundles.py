@@ -9,7 +9,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Placement, Saved, Stopped, WorkerEvent
@@ -67,12 +67,24 @@ class Solo(Run):
         return not bundle.placements
 
     def events(self) -> Events:
+        try:
+            yield from self._train(1)
+        except Exception as error:
+            self._over = True
+            trial, attempt = self.placement.trial, self.placement.attempt
+            yield Failed(trial, attempt, explain(error), died=out_of_memory(error))
+
+    def _train(self, parts: int) -> Events:
+        """Train, with each batch in so many parts; where memory runs out, again from the last state with more."""
         worker, placement = self.worker, self.placement
         trial, attempt = placement.trial, placement.attempt
         began = saved = time.perf_counter()
         steps: Generator[Any, None, None] | None = None
+        run: Any = None
         try:
             run = worker.begin(placement)
+            if parts > 1 and (reason := run.divide(parts)):
+                raise MemoryError(f"Its batch does not fit into memory, nor can it be taken in parts: {reason}.")
             first_step, steps = run.step, run.steps()
             for metrics in steps:
                 now = time.perf_counter()
@@ -105,16 +117,20 @@ class Solo(Run):
             self._over = True
             yield Finished(trial, attempt)  # a function that returned before its grant
         except Exception as error:
-            self._over = True
-            yield Failed(trial, attempt, explain(error), died=out_of_memory(error))
+            if steps is None or not out_of_memory(error) or not hasattr(run, "divide"):
+                raise
         finally:
             if steps is not None:
                 steps.close()
+        del run, steps
+        worker.free()
+        yield from self._train(2 * parts)
 
     def _save(self, run: Any) -> StateRef | None:
         if (state := run.state()) is None:
             return None
         ref = self.worker.save(self.placement, state)
+        self.placement = replace(self.placement, state=ref, inherited=False)  # where it would begin again
         if run.unit >= self.budget:
             self.worker.keep_warm(ref, run, state.get("random"))
         return ref

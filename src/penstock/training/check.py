@@ -14,9 +14,11 @@ from penstock import seeds
 from penstock.bundle import Description
 from penstock.errors import TaskError
 from penstock.task import task_name
+from penstock.training.bundles import out_of_memory
 from penstock.training.checkpoint import check_loadable
 from penstock.training.data import ABSENT, ReadConfig
 from penstock.training.loop import Training
+from penstock.training.parts import Part
 from penstock.training.randomness import position, seed_everything
 from penstock.training.signature import attributes, compared, signature
 from penstock.training.stacked import Unfusable
@@ -142,7 +144,34 @@ def dry_batch(training: Training) -> Description:
     if task.precision == "fp16" and training.device.type == "cpu":
         raise TaskError(f'{name}.precision is "fp16", which a CPU does not train: use "bf16" or "fp32".')
     model.train()
-    batch = next(iter(training.data.train.batches(0, 0, training.batch_size)))
+    batch, rows = next(iter(training.data.train.batches(0, 0, training.batch_size))), training.batch_size
+    while not _dry_step(training, batch, name, last=rows == 1):
+        half = Part.of(rows, 0, 2)  # memory is short: it is trained in parts, if it can be
+        batch, rows = half.cut(batch), half.rows
+    if not isinstance(training.optimizer, torch.optim.LBFGS):
+        training.optimizer.step()
+    metrics = _dry_metrics(training, name)
+    _check_scheduler(training, name)
+    check_loadable(training.state(), name)
+    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    for state in training.optimizer.state.values():
+        tensors += [v for v in state.values() if isinstance(v, torch.Tensor)]
+    return Description(metrics, sum(t.nbytes for t in tensors))
+
+
+def _dry_step(training: Training, batch: Any, name: str, *, last: bool) -> bool:
+    """The gradients of a batch, or a clear refusal; False where it does not fit into memory, and a smaller one may."""
+    try:
+        _dry_gradients(training, batch, name)
+    except Exception as error:
+        if last or not out_of_memory(error):
+            raise
+        return False
+    return True
+
+
+def _dry_gradients(training: Training, batch: Any, name: str) -> None:
+    task, model = training.task, training.model
     with training.autocast():
         loss = task.loss(model, batch, training.config)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.ndim > 0:
@@ -158,15 +187,6 @@ def dry_batch(training: Training) -> Description:
             "no_grad() or a second model."
         )
     training.backward(batch)
-    if not isinstance(training.optimizer, torch.optim.LBFGS):
-        training.optimizer.step()
-    metrics = _dry_metrics(training, name)
-    _check_scheduler(training, name)
-    check_loadable(training.state(), name)
-    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    for state in training.optimizer.state.values():
-        tensors += [v for v in state.values() if isinstance(v, torch.Tensor)]
-    return Description(metrics, sum(t.nbytes for t in tensors))
 
 
 def _dry_metrics(training: Training, name: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from penstock.training.keyed import Solo
 from penstock.training.loop import Training
-from penstock.training.masks import SoloKeys, base, keep, rate
+from penstock.training.parts import InParts, Part
 from penstock.training.synced import synchronize
 
 MEETING = float(environ.get("PENSTOCK_MEETING", "30"))  # seconds that the workers of a trial have to meet
@@ -57,35 +57,6 @@ class Torn(Exception):
 
 class Theirs(Exception):
     """The error of another worker, as text."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """The rows of a batch that one worker has; one that has none computes the first and does not count."""
-
-    begin: int
-    end: int
-    whole: int
-    present: bool = True
-
-    @classmethod
-    def of(cls, whole: int, rank: int, count: int) -> Part:
-        """The part of one of ``count`` workers: their lengths differ by one at most.
-
-        >>> [(part.begin, part.end) for part in (Part.of(7, rank, 3) for rank in range(3))]
-        [(0, 2), (2, 4), (4, 7)]
-        """
-        begin, end = whole * rank // count, whole * (rank + 1) // count
-        return cls(begin, end, whole) if begin < end else cls(0, 1, whole, present=False)
-
-    @property
-    def rows(self) -> int:
-        return self.end - self.begin
-
-    @property
-    def weight(self) -> float:
-        """How much of the batch's mean it is."""
-        return self.rows / self.whole if self.present else 0.0
 
 
 class Gang:
@@ -202,7 +173,8 @@ class Distributed(Training):
         self.gang = gang
         spread = gang.count > 1
         synchronize(self.model, gang if spread else None)
-        self.randomness = _InParts(self) if spread else Solo(self.model, self.randomness._generators)
+        generators = self.randomness.generators
+        self.randomness = InParts(self.model, generators, self.part) if spread else Solo(self.model, generators)
         self.together = None
         if spread:
             try:
@@ -376,36 +348,6 @@ class _Loss(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         return self._plain(batch)
-
-
-class _InParts(Solo):
-    """What one worker's part of the batch draws: its rows of what one device would."""
-
-    def __init__(self, training: Distributed) -> None:
-        super().__init__(training.model, training.randomness._generators)
-        self._training = training
-
-    def at(self, seed: int, step: int) -> Solo:
-        super().at(seed, step)
-        self.keys = _PartKeys(seed, step, self._training.part())
-        return self
-
-
-class _PartKeys(SoloKeys):
-    def __init__(self, seed: int, step: int, part: Part) -> None:
-        super().__init__(seed, step)
-        self.part = part
-
-    def mask(self, shape: Sequence[int], device: torch.device, p: Any) -> Tensor:
-        part, shape = self.part, tuple(shape)
-        if shape[0] % part.rows == 0:  # samples come first, each in one or several rows
-            many = shape[0] // part.rows
-            drawn = base((part.whole * many, *shape[1:]), device)[part.begin * many : part.end * many]
-        elif len(shape) > 1 and shape[1] == part.rows:  # sequences often have time first
-            drawn = base((shape[0], part.whole, *shape[2:]), device)[:, part.begin : part.end]
-        else:
-            drawn = base(shape, device)
-        return keep(drawn, self.lo, self.hi, self.next(), rate(p))
 
 
 def _interface(host: str) -> str:

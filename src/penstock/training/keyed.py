@@ -87,7 +87,7 @@ class Solo(Keyed):
     def __init__(self, model: nn.Module, generators: Sequence[torch.Generator]) -> None:
         super().__init__(StepKeys(0, 0))
         self.needed = True
-        self._generators = self._watched = generators  # watched until the first forward is over
+        self.generators = self._watched = generators  # watched until the first forward is over
         self._stays = any(map(_must_stay, model.modules()))
         plain = [m for m in model.modules() if type(m) is nn.Dropout and "forward" not in m.__dict__]
         self._places = [] if self._stays else [(module.__dict__, _Forward(self, module)) for module in plain]
@@ -95,7 +95,7 @@ class Solo(Keyed):
     def at(self, seed: int, step: int) -> Solo:
         """The same, keyed for one step; torch's generators are seeded for it too."""
         self.keys = keys = SoloKeys(seed, step)
-        for generator in self._generators:
+        for generator in self.generators:
             generator.manual_seed(keys.start)
         return self
 

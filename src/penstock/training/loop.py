@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from penstock.errors import TaskError
@@ -22,6 +23,7 @@ from penstock.task import Task, task_name
 from penstock.training.checkpoint import State
 from penstock.training.data import Data
 from penstock.training.keyed import Solo
+from penstock.training.parts import InParts, Part
 from penstock.training.randomness import position, random_state, seed_everything, set_random_state
 from penstock.trial import Config, Metrics, Mode, score
 
@@ -62,6 +64,7 @@ class Training:
         self.scaler = torch.amp.GradScaler(device.type) if task.precision == "fp16" else None
         # What the loss draws at random, and what the metrics draw.
         self.randomness, self.eval_randomness = (Solo(self.model, _generators(device)) for _ in range(2))
+        self.parts = 1  # in which a batch is taken, one after another
         self.take_up(None)
         self._undrawn = position()
         # The position: units reported, steps trained in all and in this unit, epoch, and place in its order.
@@ -150,14 +153,60 @@ class Training:
         else:
             for parameter in self.zeroed:
                 parameter.grad = None
-        with self.randomness.at(self.seed, self.step):
-            loss = self._loss(batch)
-            self.randomness.backward(loss if self.scaler is None else self.scaler.scale(loss))
+        loss = self._backward(batch) if self.parts == 1 else self._accumulate(batch)
         if self.task.clip_grad_norm is not None:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_grad_norm)
         return loss
+
+    def _backward(self, batch: Any, weight: float = 1.0) -> torch.Tensor:
+        with self.randomness.at(self.seed, self.step):
+            loss = self._loss(batch)
+            if weight != 1:
+                loss = loss * weight
+            self.randomness.backward(loss if self.scaler is None else self.scaler.scale(loss))
+        return loss
+
+    def divide(self, parts: int) -> str:
+        """Take every batch in so many parts from now on, as memory is short; gives why not, where that would differ."""
+        if parts > self.batch_size:
+            return "a part of a batch is one sample already"
+        if not self.task.accumulate and any(isinstance(one, _BatchNorm) for one in self.model.modules()):
+            return "BatchNorm would see parts of a batch: set accumulate = True in the task to accept that"
+        batch = next(iter(self.data.train.batches(self.epoch, self.place, self.batch_size)))
+        first, whole = Part.of(self._rows(), 0, parts), self._rows()
+        try:
+            if reason := self._unlike(first.cut(batch), first.rows):
+                return reason
+        except ValueError as error:
+            return f"its batches cannot be cut: {error}"
+        self.parts, self._taken = parts, Part(0, whole, whole)
+        self.randomness = InParts(self.model, self.randomness.generators, lambda: self._taken)
+        return ""
+
+    @torch.no_grad()
+    def _unlike(self, batch: Any, rows: int) -> str:
+        """Why the loss of a batch, of one that fits into memory, is not the mean over its samples; if so."""
+        self.model.eval()
+        one, other = float(self._loss(batch)), 0.0
+        for part in (Part.of(rows, rank, 3) for rank in range(3)):
+            other += part.weight * float(self._loss(part.cut(batch)))
+        self.model.train()
+        if abs(one - other) <= (1e-3 if self.task.precision == "fp32" else 5e-2) * max(abs(one), abs(other)):
+            return ""
+        return f"the loss of a batch is {one:.6g} and the mean over its parts {other:.6g}: it is no mean over samples"
+
+    def _rows(self) -> int:
+        return min(self.batch_size, self.data.train.length - self.place)
+
+    def _accumulate(self, batch: Any) -> torch.Tensor:
+        total = torch.zeros((), device=self.device)
+        whole = self._rows()
+        for rank in range(min(self.parts, whole)):
+            self._taken = Part.of(whole, rank, min(self.parts, whole))
+            total = total + self._backward(self._taken.cut(batch), self._taken.weight).detach()
+        return total
 
     def loss(self, batch: Any) -> torch.Tensor:
         """The loss of one batch, as this step would have it."""

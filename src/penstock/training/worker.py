@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import deque
@@ -201,6 +202,14 @@ class Worker:
             free, _ = torch.cuda.mem_get_info(self.device)
             return free + torch.cuda.memory_reserved(self.device)
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2
+
+    def free(self) -> None:
+        """Give back what nothing holds any more."""
+        gc.collect()
+        if self.device.startswith("cuda"):
+            import torch
+
+            torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
         """Wait for what an accelerator still computes."""
