@@ -181,3 +181,24 @@ def test_workers_that_do_not_meet_give_up_in_time(spread, monkeypatch):
     assert parted.error == "The 2 workers of a trial did not meet within 1 seconds."
     assert parted.devices == ("cpu:0", "cpu:1")
     assert stopped == Stopped(4, 1, None)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_one_of_its_workers_is_killed_while_it_grows(spread, killed):
+    executor, suite = spread(Exact())
+    suite.place(executor, Placement(4, 1, CONFIG, 2), name="alone")
+    events = suite.until_left(executor)
+    state, attempt = [e for e in events if isinstance(e, Report)][-1].state, 2
+    os.kill(executor._workers[f"cpu:{killed}"].process.pid, signal.SIGKILL)
+    suite.spread(executor, Placement(4, attempt, CONFIG, 4, state))  # the driver has not heard of it
+    while not any(isinstance(e, Finished) and e.attempt == attempt for e in events):
+        for event in executor.wait():
+            if isinstance(event, Failed) and event.attempt == attempt:
+                assert event.died
+                attempt += 1
+                suite.spread(executor, Placement(4, attempt, CONFIG, 4, state), name=f"again {attempt}")
+            elif not isinstance(event, Failed):
+                events.append(event)
+    reported = [e for e in events if isinstance(e, Report)]
+    assert [e.unit for e in reported] == [1, 2, 3, 4], "nothing twice: the one that died had begun nothing"
+    suite.assert_as_alone(events, 4, CONFIG, 4)
