@@ -7,12 +7,12 @@ resize     one trial on 1 → 2 → 4 → 2 workers: how long it stands still; a
 placement  2 and 4 workers of a trial together and scattered over two nodes with a slow link: samples a second; and on
            how many nodes trials are, where many come and go
 halving    successive halving with trials on several devices ("distributed") and on one each ("solo"): seconds, with two
-           workers on this machine and 16 trials; then on clusters that are simulated, four trials a device. There, what
-           w devices give is βʷ⁻¹ / w, with the β that two real devices had in this run: beyond two, that is a guess
+           workers on this machine; then the same 16 trials on clusters that are simulated, where what w devices give
+           is βʷ⁻¹ / w, with the β that two real ones had in this run: beyond two, that is a guess
 cluster    an autoscaler's cluster that follows a study: node-seconds against a cluster that stays as large as it can be
 
-Workers have a thread each. Rows that are not measured on real ones begin with "simulated" or "counted". Four minutes on
-two cores.
+Workers have a thread each. Rows that are not measured on real ones begin with "simulated" or "counted". Six minutes
+on two cores.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Outcome:
 
 def halved(dir: str, sharing: str) -> Outcome:
     """16 trials for 1 unit, 4 for 4 and 1 for 16, in float64, where the number of devices leaves no trace."""
-    task, algorithm = Images(dtype=torch.float64, count=512), HALVING()
+    task, algorithm = Images(dtype=torch.float64, count=384), HALVING()
     study = ps.Study(task, SPACE, metric="loss", mode="min", algorithm=algorithm, trials=TRIALS, name=sharing, dir=dir)
     result = study.run(workers=2, sharing=sharing, progress=False)
     events = list(read(result.dir / "log.jsonl"))

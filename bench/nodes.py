@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -43,11 +44,11 @@ def placement() -> Iterator[Row]:
 
 
 def links() -> Iterator[Row]:
-    command = ["unshare", "--map-root-user", "--net", sys.executable, __file__]
-    done = subprocess.run([*command, "measure"], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        print("placement: this system makes no network namespaces, and its real rows are left out", file=sys.stderr)
+    apart = ["unshare", "--map-root-user", "--net"]
+    if not all(map(shutil.which, ("unshare", "nsenter", "ip", "tc"))) or subprocess.run([*apart, "true"]).returncode:
+        print("placement: this system makes no network namespaces, so its real rows are left out", file=sys.stderr)
         return
+    done = subprocess.run([*apart, sys.executable, __file__, "measure"], stdout=subprocess.PIPE, text=True, check=True)
     found: dict[tuple[int, str], list[float]] = {}
     for line in done.stdout.splitlines():
         count, how, rate = json.loads(line)

@@ -65,7 +65,9 @@ def _train(connection, task, number, config, rank, count, steps, meeting):
         gang = Gang.join(meeting, rank, count, CPU)
     data = DataCache(task, 0, CPU).get(config)
     run = Distributed(task, number, config, data, seed=0, device=CPU, metric="loss", mode="min")
-    gang.meet(HOST)
+    for _ in gang.waits():
+        pass
+    gang.connect(HOST)
     try:
         run.check(gang)
         curve = go_on(run, steps)

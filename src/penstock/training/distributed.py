@@ -17,7 +17,7 @@ from datetime import timedelta
 from inspect import signature
 from itertools import count as numbers
 from os import environ
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from penstock.training.parts import InParts, Part
 from penstock.training.synced import synchronize
 
 MEETING = float(environ.get("PENSTOCK_MEETING", "30"))  # seconds that the workers of a trial have to meet
+MOMENT = 0.002  # seconds between two looks whether all have come
 PATIENCE = 600.0  # seconds that one waits for another's part of a step; of one that died it hears at once
 CHECKED = 4  # batches that are taken whole and in parts: in one alone, parts may happen to be alike
 ERROR = "error"  # where a worker leaves word of what went wrong in its part
@@ -84,19 +85,27 @@ class Gang:
             raise Apart(str(error)) from error
         return cls(store, rank, count, device)
 
-    def meet(self, host: str) -> None:
-        """Wait until all are there, and be connected with them."""
+    def waits(self) -> Iterator[None]:
+        """Come to the meeting, and wait there a moment at a time until all have come."""
+        self.store.set(f"here {self.rank}", "")
+        end, all = perf_counter() + MEETING, [f"here {rank}" for rank in range(self.count)]
+        while not self.store.check(all):
+            if perf_counter() > end:
+                raise Apart(f"The {self.count} workers of a trial did not meet within {MEETING:.0f} seconds.")
+            sleep(MOMENT)
+            yield
+        if self.store.check([ERROR]):
+            raise Torn
+
+    def connect(self, host: str) -> None:
+        """Be connected with all of them, who are there."""
         try:
-            self.store.set(f"here {self.rank}", "")
-            self.store.wait([f"here {rank}" for rank in range(self.count)], timedelta(seconds=MEETING))
-            if self.store.check([ERROR]):
-                raise Torn
             environ["GLOO_SOCKET_IFNAME"] = _interface(host)
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             wait = timedelta(seconds=PATIENCE)
             dist.init_process_group(backend, store=self.store, rank=self.rank, world_size=self.count, timeout=wait)
         except (dist.DistError, RuntimeError) as error:
-            raise Apart(f"The {self.count} workers of a trial did not meet within {MEETING:.0f} seconds.") from error
+            raise Apart(f"The {self.count} workers of a trial could not be connected: {error}") from error
         self.group = dist.group.WORLD
 
     def first(self, count: int) -> Gang | None:

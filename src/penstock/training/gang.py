@@ -58,7 +58,12 @@ class GangRun(Run):
             else:
                 gang = Gang.join(bundle.meeting, bundle.rank, count, worker.torch_device)
             run = worker.begin_spread(self.placement)
-            gang.meet(worker.host)
+            for _ in gang.waits():
+                yield None
+                if self.leaving:  # it is to be elsewhere, and so may one that it waits for
+                    yield from self._leave_early()
+                    return
+            gang.connect(worker.host)
             yield from self._train(gang, run)
         except Exception as error:
             if self.first:
@@ -154,6 +159,11 @@ class GangRun(Run):
         if self._state is None or self._state.step != run.step:
             self._save(run)
         yield Stopped(self.placement.trial, self.placement.attempt, self._state)
+
+    def _leave_early(self) -> Events:
+        self._over = True
+        if self.first:
+            yield Stopped(self.placement.trial, self.placement.attempt, self._state)
 
     def _failed(self, error: Exception) -> Events:
         """What became of the trial: its own error on whichever worker, a worker's death, or that it stays on one."""
