@@ -48,7 +48,7 @@ from bench.images import Images, Row, row
 from bench.nodes import placement
 from bench.resizing import resize
 from penstock.curve import Curve
-from penstock.events import Measured, Reported, read
+from penstock.events import Measured, Placed, Reported, read
 from penstock.executors import ray as rays
 from penstock.executors.ray import RayExecutor
 from penstock.trial import Config
@@ -57,7 +57,7 @@ HALVING = partial(ps.SuccessiveHalving, max_budget=16, reduction=4)
 TRIALS = 16
 NODES, UNIT, IDLE = 4, 1.5, 1.0  # of the cluster; seconds of a unit there, and for which an idle worker is kept
 START = 0.1  # seconds that a simulated trial needs: what a resize is to take at most
-SPACE = {"lr": ps.loguniform(1e-3, 1e-1), "momentum": ps.uniform(0.0, 0.9)}
+SPACE = {"lr": ps.loguniform(1e-2, 0.3), "momentum": ps.uniform(0.0, 0.9)}
 
 
 # --- halving ---------------------------------------------------------------------------------------------------------
@@ -72,6 +72,7 @@ class Outcome:
     best: int
     unit: float  # seconds of a unit on one device
     scaling: dict[int, float]  # seconds of a step, by the number of devices
+    spread: int  # units that a trial had both devices for
 
 
 def halved(dir: str, sharing: str) -> Outcome:
@@ -81,12 +82,14 @@ def halved(dir: str, sharing: str) -> Outcome:
     result = study.run(workers=2, sharing=sharing, progress=False)
     events = list(read(result.dir / "log.jsonl"))
     reports = [event for event in events if isinstance(event, Reported)]
+    spread = {(e.trial, e.attempt) for e in events if isinstance(e, Placed) and len(e.devices) > 1}
     return Outcome(
         reports[-1].clock - reports[0].clock,  # starting the workers is neither's
         [[point["loss"] for point in trial.curve] for trial in result.trials],
         result.best.number,
         median(event.usage.device_seconds for event in reports[:TRIALS]),
         next((event.scaling for event in events if isinstance(event, Measured) and event.scaling), {}),
+        sum((event.trial, event.attempt) in spread for event in reports),
     )
 
 
@@ -102,7 +105,7 @@ def simulated(devices: int, unit: float, curve: Curve, **how: Any) -> float:
     """Seconds of the study of 16 trials on a cluster that is not there; a trial takes ``START`` to begin or go on."""
 
     def look_up(config: Config) -> ps.Tabulated:
-        return ps.Tabulated({"loss": [config["lr"] / unit for unit in range(1, 17)]}, seconds=unit)
+        return ps.Tabulated({"loss": [config["lr"] / n for n in range(1, 17)]}, seconds=unit)
 
     with tempfile.TemporaryDirectory() as dir:
         task = ps.TabulatedTask(look_up)
@@ -121,6 +124,8 @@ def halving(rounds: int = 2) -> Iterator[Row]:
     yield row("halving", "16 trials on 2 workers, one device each, seconds", median(one.seconds for one, _ in pairs))
     yield row("halving", "16 trials on 2 workers, elastic, seconds", median(one.seconds for _, one in pairs))
     yield row("halving", "ratio", ratio, "at least 1", ratio >= 1)
+    spread = min(one.spread for _, one in pairs)
+    yield row("halving", "units that the elastic one had both devices for, of 40", spread, "above 0", spread > 0)
     yield row("halving", "largest relative difference of their curves", far, "at most 1e-9", far <= 1e-9)
     measured = [one.scaling for _, one in pairs if one.scaling]
     if not measured:
