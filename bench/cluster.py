@@ -583,6 +583,9 @@ def row(bench: str, what: str, value: float, goal: str = "", reached: bool | Non
 
 
 def main(arguments: list[str]) -> None:
+    if "--help" in arguments:
+        print(__doc__)
+        return
     if arguments[:1] == ["--beside"]:
         address, dir, kind, seed = arguments[1:]
         disturbed(address, dir, kind, seed)

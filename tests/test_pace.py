@@ -215,6 +215,18 @@ def test_what_nobody_measured_is_not_kept():
     assert not Path("profiles.jsonl").exists()
 
 
+def test_what_moving_takes_is_kept_where_several_devices_alone_were_measured():
+    made = pace(shelf())
+    made.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "so", scaling={1: 2.0, 2: 1.0}))
+    made.entered(0, "gpu 0", [0], 0.0)
+    made.reported(0, 1.0, 3.0)
+    made.reported(0, 1.0, 5.0)
+    made.keep()
+    text = Path("profiles.jsonl").read_text()
+    assert '"moving":1.0' in text.splitlines()[-1]
+    assert '"scaling":{"1":2.0,"2":1.0}' in text.splitlines()[-1]
+
+
 @pytest.mark.parametrize("moving", ["null", "2.5", "0"])
 def test_a_profile_keeps_what_moving_takes(moving):
     profiles = Profiles.open(Path("profiles.jsonl"))

@@ -36,10 +36,10 @@ class Shelf:
     def refine(self, model: SpeedModel, signature: str, device: Device) -> None:
         """Keep what became of a measurement by what was seen since."""
         profile = self.get(signature, device)
-        if profile is None or 1 not in profile.seconds:
+        unit = None if profile is None else profile.seconds.get(1, profile.scaling.get(1))
+        if profile is None or unit is None:
             return
         sharing, scaling = model.known(signature, device.type)
-        unit = profile.seconds[1]
         new = replace(
             profile,
             seconds={count: unit * t for count, t in sharing.items()} or profile.seconds,

@@ -350,9 +350,8 @@ class Study:
         """Where trials can have any share, what each costs is learnt."""
         if "distributed" not in executor.modes or not (executor.virtual or sharing in ("auto", "distributed")):
             return None
-        return Pace(
-            SpeedModel(shared=sharing not in ("solo", "distributed")), Shelf(_profiles(dir), fingerprint(self.task))
-        )
+        shared = executor.virtual and sharing not in ("solo", "distributed")  # for real, fusing decides that
+        return Pace(SpeedModel(shared=shared), Shelf(_profiles(dir), fingerprint(self.task)))
 
     @contextmanager
     def _progress(self, wanted: bool | None) -> Iterator[Callable[[History], None] | None]:
