@@ -450,7 +450,7 @@ def _key(placement: Placement) -> tuple[int, int]:
 
 def explain(error: Exception) -> str:
     """An error as text: its message alone where that says all."""
-    if isinstance(error, TaskError) or type(error).__name__ in ("Theirs", "Torn", "Unspreadable"):
+    if isinstance(error, TaskError):
         return str(error)
     return "".join(traceback.format_exception(error)).strip()
 

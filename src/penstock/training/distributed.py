@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
+from penstock.errors import TaskError
 from penstock.training.keyed import Solo
 from penstock.training.loop import Training
 from penstock.training.parts import InParts, Part
@@ -44,19 +45,19 @@ _BUFFERS = next(
 )
 
 
-class Unspreadable(Exception):
+class Unspreadable(TaskError):
     """The trial cannot be spread, and why."""
 
 
-class Apart(Exception):
+class Apart(TaskError):
     """The workers did not meet."""
 
 
-class Torn(Exception):
+class Torn(TaskError):
     """Another worker has gone."""
 
 
-class Theirs(Exception):
+class Theirs(TaskError):
     """The error of another worker, as text."""
 
 
