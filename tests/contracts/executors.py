@@ -287,6 +287,7 @@ class SpreadContract(ExecutorContract):
         assert all(seconds > 0 for seconds in measured.scaling.values())
         assert measured.device == exact.devices()[0].name
         assert measured.reason.startswith("a step takes ")
+        assert sum(e.usage.steps for e in events if isinstance(e, Report)) == 36, "none is forgotten while it measures"
 
     def test_a_trial_that_ends_before_all_is_measured(self, exact):
         self.spread(exact, Placement(4, next(attempts), CONFIG, 1), measure=True)

@@ -46,8 +46,8 @@ class Run(ABC):
         """Whether nobody is left."""
 
 
-class Solo(Run):
-    """One trial."""
+class OneTrial(Run):
+    """A bundle of one trial, on one worker or on several."""
 
     def __init__(self, worker: Worker, bundle: Bundle) -> None:
         super().__init__(worker, bundle)
@@ -65,6 +65,10 @@ class Solo(Run):
             return True
         self.leaving = True
         return not bundle.placements
+
+
+class Solo(OneTrial):
+    """One trial on one worker."""
 
     def events(self) -> Events:
         try:

@@ -208,8 +208,7 @@ class Distributed(Training):
 
     def part(self) -> Part:
         """This worker's part of the batch that is next."""
-        whole = min(self.batch_size, self.data.train.length - self.place)
-        return Part.of(whole, self.gang.rank, self.gang.count)
+        return Part.of(self._rows(), self.gang.rank, self.gang.count)
 
     def batches(self) -> Iterator[Any]:
         def rows(whole: int) -> slice:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Parted, Saved, Stopped
 from penstock.curve import doublings
-from penstock.training.bundles import SAVING, Events, Run, explain, out_of_memory
+from penstock.training.bundles import SAVING, Events, OneTrial, explain, out_of_memory
 from penstock.trial import Report, StateRef, Usage
 
 if TYPE_CHECKING:
@@ -22,28 +22,15 @@ WARM, TIMED, ROUNDS = 2, 4, 2  # steps on each number of devices before they are
 FREE = 1e-9
 
 
-class GangRun(Run):
-    """One trial, on several workers, of which this is one."""
+class GangRun(OneTrial):
+    """One trial, on several workers, of which this is one; once they have met, only the first leaves when told to."""
 
     def __init__(self, worker: Worker, bundle: Bundle) -> None:
         super().__init__(worker, bundle)
-        (self.placement,) = bundle.placements
-        self.budget, self.leaving, self._over = self.placement.budget, False, False
         self.first = bundle.rank == 0
         self._state: StateRef | None = self.placement.state
         self._quiet = 0  # steps until the first says again whether to go on
-
-    @property
-    def over(self) -> bool:
-        return self._over
-
-    def declare(self, bundle: Bundle) -> bool:
-        key = (self.placement.trial, self.placement.attempt)
-        if any((p.trial, p.attempt) == key for p in bundle.placements):
-            self.budget, self.leaving = bundle.placements[0].budget, False
-            return True
-        self.leaving = True  # which only the first acts on
-        return not bundle.placements
+        self._began, self._first_step = time.perf_counter(), 0  # of what the next report tells the usage of
 
     def events(self) -> Events:
         from penstock.training.distributed import Gang
@@ -58,6 +45,7 @@ class GangRun(Run):
             else:
                 gang = Gang.join(bundle.meeting, bundle.rank, count, worker.torch_device)
             run = worker.begin_spread(self.placement)
+            self._first_step = run.step
             for _ in gang.waits():
                 yield None
                 if self.leaving:  # it is to be elsewhere, and so may one that it waits for
@@ -115,8 +103,8 @@ class GangRun(Run):
     def _steps(self, run: Distributed, timed: list[float] | None) -> Events:
         """Train until the trial is to leave, or until enough steps are timed."""
         worker, trial, attempt = self.worker, self.placement.trial, self.placement.attempt
-        began = saved = stepped = time.perf_counter()
-        first_step, steps = run.step, run.steps()
+        saved = stepped = time.perf_counter()
+        steps = run.steps()
         self._quiet, taken = 0, list[float]()
         run.timed = taken if timed is not None else None
         try:
@@ -128,9 +116,10 @@ class GangRun(Run):
                     saved = self._save(run)
                 if metrics is not None and self.first:
                     state = self._state if ends or due else None
-                    usage = Usage((now - began) * run.gang.count, run.step - first_step, worker.peak_bytes())
+                    seconds = (now - self._began) * len(self.bundle.devices)  # it holds them all, whatever it measures
+                    usage = Usage(seconds, run.step - self._first_step, worker.peak_bytes())
                     yield Report(trial, run.unit, metrics, attempt, state, usage)
-                    began, first_step = now, run.step
+                    self._began, self._first_step = now, run.step
                 elif due and self._state is not None:
                     yield Saved(trial, attempt, self._state)
                 yield None
