@@ -1,5 +1,6 @@
 """Many trials on one GPU: model steps a second of every public way to train them, and of Penstock.
 
+    python bench/fusion.py --goals                   what goals are set for, one size of each way: ten minutes
     python bench/fusion.py [--network rn18/8] [--way vmap] [--precision bf16] [--sizes 16,128] [--quick] [--benchmark]
                            [--json]
     python bench/fusion.py --device cpu --quick      a smoke test without a GPU: batches of 8, few sizes
@@ -70,6 +71,15 @@ CHECKED = 8  # steps
 PROCESSES = 16
 SIZES = {"mlp512": (1, 4, 16, 64, 128, 256), "rn18/8": (1, 4, 16, 64, 128, 512), "rn18": (1, 2, 4)}
 SIZE = (1, 4, 16, 64, 128)
+GOALS = {  # how many trials Penstock trains at once
+    ("rn18/8", "bf16"): 512,
+    ("rn18/8", "fp32"): 256,
+    ("mlp512", "fp32"): 256,
+    ("char transformer", "bf16"): 128,
+    ("mobilenet/8", "bf16"): 128,
+    ("rn18", "bf16"): 4,
+}
+OTHERS = 128  # at most that many by the other ways, which gain nothing from more
 
 
 # One trial alone
@@ -519,7 +529,7 @@ COVERS = {"math": ["char transformer"], "grouped": ["rn18/8", "rn18", "mlp512", 
 
 
 def rows(
-    networks: Sequence[Network], chosen: Sequence[str], precisions: Sequence[str], sizes: Sequence[int]
+    networks: Sequence[Network], chosen: Sequence[str], precisions: Sequence[str], sizes: Sequence[int], goals: bool
 ) -> Iterator[Row]:
     for way in chosen:
         if way in NEEDS_CUDA and networks[0].device.type != "cuda":
@@ -527,9 +537,11 @@ def rows(
             continue
         for network in (network for network in networks if network.name in COVERS.get(way, TASKS)):
             for precision in network.precisions:
-                if precision not in precisions:
+                goal = GOALS.get((network.name, precision))
+                if precision not in precisions or (goals and goal is None):
                     continue
-                for size in [ONE_SIZE[way]] if way in ONE_SIZE else sizes or SIZES.get(network.name, SIZE):
+                those = [goal if way in NEEDS_CUDA else min(goal, OTHERS)] if goals and goal else sizes
+                for size in [ONE_SIZE[way]] if way in ONE_SIZE else those or SIZES.get(network.name, SIZE):
                     found = attempted(way, network, size, precision)
                     yield {"way": way, **found}
                     if found["rate"] is None:
@@ -579,6 +591,7 @@ def main() -> None:
     parser.add_argument("--way", action="append", choices=ways, help="may be given several times; all of them")
     parser.add_argument("--precision", action="append", choices=("fp32", "bf16"))
     parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=[])
+    parser.add_argument("--goals", action="store_true", help="the networks, precisions and sizes that have goals")
     parser.add_argument("--quick", action="store_true", help="two sizes and short timings")
     parser.add_argument("--benchmark", action="store_true", help="let cuDNN time its algorithms: tens of seconds a row")
     parser.add_argument("--json", action="store_true", help="JSON lines, and the table on standard error")
@@ -601,9 +614,10 @@ def main() -> None:
     seconds = 0.1 if options.quick else 0.3
     networks = [Network(name, options.device, None if cuda else 8, seconds) for name in options.network or TASKS]
     precisions = options.precision or ["fp32", "bf16"]
+    chosen = options.way or [way for way in ways if not options.goals or way not in ("math", "penstock", "captured")]
     found: list[Row] = []
     try:
-        for row in rows(networks, options.way or list(ways), precisions, sizes):
+        for row in rows(networks, chosen, precisions, sizes, options.goals):
             found.append(row)
             table(line(row))
             if options.json:

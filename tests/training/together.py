@@ -16,12 +16,12 @@ CPU = torch.device("cpu")
 class Trials:
     """Makes the trials of one task, which share their data as a worker's do."""
 
-    def __init__(self, task, seed=0):
-        self.task, self.seed, self.cache = task, seed, DataCache(task, seed, CPU)
+    def __init__(self, task, seed=0, device=CPU):
+        self.task, self.seed, self.device, self.cache = task, seed, device, DataCache(task, seed, device)
 
     def make(self, number, config, data=None):
         data = data or self.cache.get(config)
-        return Training(self.task, number, config, data, seed=self.seed, device=CPU, metric="loss", mode="min")
+        return Training(self.task, number, config, data, seed=self.seed, device=self.device, metric="loss", mode="min")
 
     def alone(self, number, config, steps):
         """A trial after some steps on its own, and its metrics."""

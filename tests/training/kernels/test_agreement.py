@@ -18,6 +18,8 @@ from penstock.training.kernels.choice import available, kernels, wanted
 from penstock.training.stacked import Unfusable
 from tests.training.together import Together, Trials
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 
 class Pictures(ps.Task):
     batch_size = 4
@@ -39,7 +41,7 @@ class Pictures(ps.Task):
 
 def bundle():
     """A bundle after a step, and what its next step reads."""
-    trials = Trials(Pictures())
+    trials = Trials(Pictures(), device=DEVICE)
     fused = Together().enter(*(trials.make(n, {"lr": 0.1 * n}) for n in range(1, 10))).step().fused
     batch = next(iter(fused.trials[0].data.train.batches(0, 0, 4)))
     return fused, fused._inputs(0, 9, batch)
@@ -68,7 +70,7 @@ def test_a_kernel_that_is_wrong_for_one_trial_is_refused(monkeypatch):
 
 
 def test_kernels_are_used_only_where_they_are_wanted_and_never_for_float64():
-    x = torch.zeros(2)
+    x = torch.zeros(2, device=DEVICE)
     assert not wanted(x)
     with kernels(True):
         assert wanted(x)
@@ -113,7 +115,7 @@ def test_they_are_used_where_they_agree_and_a_step_is_faster_with_them(monkeypat
 
     monkeypatch.setattr(speeding, "available", lambda device: True)
     monkeypatch.setattr(speeding, "check", checked)
-    monkeypatch.setattr(speeding, "CapturedStep", lambda *given: wanted(torch.zeros(1)))
+    monkeypatch.setattr(speeding, "CapturedStep", lambda *given: wanted(torch.zeros(1, device=DEVICE)))
     monkeypatch.setattr(speeding, "_seconds", lambda kernelled, inputs: with_kernels if kernelled else 2.0)
     assert fused.speeding._with_kernels(inputs, True, Pictures(), fused._stack.flats) is used
     assert fused.recipe.refusals == ([] if error is None else ["kernels: no memory"])

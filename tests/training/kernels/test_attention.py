@@ -1,4 +1,4 @@
-"""Attention: the kernels, in Triton's interpreter, against a float64 reference, and what torch loses beside it."""
+"""Attention: the kernels against a float64 reference, and what torch loses beside it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,19 @@ from penstock.training.kernels import attention as kernels
 from penstock.training.kernels.attention import LARGEST, attention, candidates, takes
 from penstock.training.kernels.choice import kernels as use
 from penstock.training.kernels.tuning import Blocks
-from penstock.training.kernels.tuning import interpreted as is_interpreted
 from penstock.training.ways import Native
 from tests.training.kernels.poisoned import poisoned
 
-interpreted = pytest.mark.skipif(not is_interpreted(), reason="needs TRITON_INTERPRET=1 before triton is imported")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = (Blocks(BM=16, BN=16), Blocks(BM=32, BN=16), Blocks(BM=16, BN=32), Blocks(BM=64, BN=64))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _rounded() -> Iterator[None]:
+    """On a GPU the kernels are for products that are rounded to TF32; torch's are then rounded too."""
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @contextmanager
@@ -38,13 +45,10 @@ def plan(blocks: Blocks, hold: int) -> Iterator[None]:
 def drawn(batch: int, heads: int, lengths: tuple[int, int], width: int, layout: str, seed: int = 0) -> list[Any]:
     """What gradients are asked for, how it becomes queries, keys and values, and the output's gradient."""
     random = torch.Generator().manual_seed(seed)
-    g = torch.randn(batch, lengths[0], heads, width, generator=random).transpose(1, 2)
+    g = torch.randn(batch, lengths[0], heads, width, generator=random).to(DEVICE).transpose(1, 2)
     if layout == "apart":
-        return [
-            [torch.randn(batch, heads, n, width, generator=random) for n in (lengths[0], *lengths[1:] * 2)],
-            list,
-            g,
-        ]
+        shapes = [(batch, heads, n, width) for n in (lengths[0], *lengths[1:] * 2)]
+        return [[torch.randn(shape, generator=random).to(DEVICE) for shape in shapes], list, g]
     shape = {"split": (batch, lengths[0], 3 * heads * width), "stacked": (3, batch, heads, lengths[0], width)}[layout]
 
     def slices(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -53,7 +57,7 @@ def drawn(batch: int, heads: int, lengths: tuple[int, int], width: int, layout: 
             return list(whole)
         return [x.view(batch, -1, heads, width).transpose(1, 2) for x in whole.split(heads * width, 2)]
 
-    return [[torch.randn(shape, generator=random)], slices, g]
+    return [[torch.randn(shape, generator=random).to(DEVICE)], slices, g]
 
 
 def results(func: Any, leaves: list[torch.Tensor], slices: Any, g: torch.Tensor, **how: Any) -> list[torch.Tensor]:
@@ -85,7 +89,6 @@ def compared(leaves: list[torch.Tensor], slices: Any, g: torch.Tensor, rival: An
         assert off <= 4 * allowed + 1e-6 * float(true.norm()) + 3e-7 * float(g.norm())
 
 
-@interpreted
 @settings(max_examples=25, deadline=None)
 @given(
     batch=st.integers(1, 2),
@@ -107,7 +110,6 @@ def test_kernels_are_as_exact_as_torchs_operators(
         compared(*drawn(batch, heads, lengths, width, layout, seed), causal=causal, scale=scale)
 
 
-@interpreted
 @pytest.mark.parametrize(
     ("lengths", "width", "causal"),
     [
@@ -122,7 +124,6 @@ def test_the_blocks_that_are_taken_untimed(lengths: Any, width: int, causal: boo
     compared(*drawn(1, 1, lengths, width, "apart"), causal=causal)
 
 
-@interpreted
 @pytest.mark.parametrize("i", range(max(len(kernels.FORWARD), len(kernels.BACKWARD))))
 def test_every_candidate(i: int) -> None:
     forward, backward = (candidates(offered, 100, 16) for offered in (kernels.FORWARD, kernels.BACKWARD))
@@ -131,7 +132,6 @@ def test_every_candidate(i: int) -> None:
         compared(*drawn(1, 1, (100, 100), 16, "split"), causal=True)
 
 
-@interpreted
 def test_far_apart_scores_neither_overflow_nor_vanish() -> None:
     leaves, slices, g = drawn(1, 2, (20, 20), 16, "split")
     with plan(SMALL[0], 0):
@@ -139,7 +139,6 @@ def test_far_apart_scores_neither_overflow_nor_vanish() -> None:
         compared([leaves[0] * 30], slices, g, rival=flash, causal=True)
 
 
-@interpreted
 @pytest.mark.parametrize("hold", [0, 1])
 def test_keys_that_are_not_there_weigh_nothing_beside_scores_far_below_zero(hold: int) -> None:
     (q, k, v), slices, g = drawn(1, 1, (17, 17), 16, "apart")
@@ -147,7 +146,6 @@ def test_keys_that_are_not_there_weigh_nothing_beside_scores_far_below_zero(hold
         compared([q + 30, k - 30, v], slices, g, rival=flash, causal=False)
 
 
-@interpreted
 @pytest.mark.parametrize("layout", ["apart", "split"])
 def test_nan_stays_in_its_row_and_runs_repeat(layout: str) -> None:
     leaves, slices, g = drawn(3, 2, (17, 17), 8, layout)
@@ -162,14 +160,12 @@ def test_nan_stays_in_its_row_and_runs_repeat(layout: str) -> None:
         assert nans[1].isnan().all()
 
 
-@interpreted
 def test_rows_that_are_not_contiguous_and_gradients_that_are_expanded() -> None:
     leaves, _, g = drawn(1, 2, (17, 9), 8, "apart")
     turned = [x.mT.contiguous() for x in leaves]
     compared(turned, lambda leaves: [x.mT for x in leaves], g[:, :, :1, :1].expand_as(g), causal=True)
 
 
-@interpreted
 def test_half_precision_loses_what_its_numbers_do() -> None:
     leaves, slices, g = drawn(2, 2, (33, 33), 16, "split")
     exact = results(torchs, [x.double() for x in leaves], slices, g, causal=True)
@@ -244,7 +240,7 @@ def test_what_it_takes() -> None:
 def test_the_rule_of_the_native_way_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries, keys and values of each trial's own projection, as a transformer has them."""
     torch.manual_seed(0)
-    models = [nn.Linear(8, 24) for _ in range(3)]
+    models = [nn.Linear(8, 24, device=DEVICE) for _ in range(3)]
 
     def loss(model: nn.Module, batch: torch.Tensor, config: object) -> torch.Tensor:
         three = (part.view(2, 5, 2, 4).transpose(1, 2) for part in model(batch).split(8, 2))
@@ -264,7 +260,7 @@ def test_the_rule_of_the_native_way_uses_it(monkeypatch: pytest.MonkeyPatch) -> 
             losses = way.run(loss, params, {}, batch, True, None, [])
         return (losses, *torch.autograd.grad(losses.sum(), list(params.values())))
 
-    batch = torch.randn(2, 5, 8)
+    batch = torch.randn(2, 5, 8, device=DEVICE)
     plain, ours = step(False), step(True)
     assert len(calls) == 1
     for one, other in zip(plain, ours, strict=True):

@@ -8,19 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
+from penstock.training.kernels.apart import APART
 from penstock.training.kernels.convolution import convolve, convolve_by, convolve_twin
 from penstock.training.kernels.geometry import Geometry, axis
 from penstock.training.kernels.weighing import convolution, weigh, weigh_by, weigh_twin
 from tests.training.kernels.poisoned import poisoned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-@pytest.fixture(autouse=True)
-def _exactly():
-    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
 
 
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
@@ -39,7 +33,8 @@ def cases(draw):
     channels, made = draw(st.sampled_from([1, 2, 3, 8])), draw(st.sampled_from([1, 3, 8, 17]))
     shared = draw(st.booleans())
     blocks = {"B0": draw(st.integers(1, 3)), "B1": draw(st.integers(1, 3)), "num_warps": 4, "num_stages": 1}
-    blocks |= {"BM": draw(st.sampled_from([16, 32])), "BN": draw(st.sampled_from([16, 32])), "BK": 16}
+    blocks |= {"BM": draw(st.sampled_from([16, 32])), "BN": draw(st.sampled_from([16, 32]))}
+    blocks |= {"BK": draw(st.sampled_from([16, 128])), "EACH": draw(st.integers(1, 3))}
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     x = torch.randn(1 if shared else trials, examples, *size, channels, generator=generator).to(DEVICE)
     w = torch.randn(trials, taps[0] * taps[1], channels, made, generator=generator).to(DEVICE)
@@ -58,19 +53,23 @@ def near(made: torch.Tensor, exact: torch.Tensor, sizes: torch.Tensor) -> None:
 def test_equals_the_twin_in_float64(case, added):
     x, w, g, geometry, blocks = case
     flat, turned = geometry.flat(), geometry.turned()
-    made = convolve_by(x, w, geometry, None, False, blocks)
+    x = x.expand(len(w), *x.shape[1:])
     wide = (x.double(), w.double(), flat, None, False)
-    near(made, convolve_twin(*wide), convolve_twin(wide[0].abs(), wide[1].abs(), *wide[2:]))
+    sizes = convolve_twin(wide[0].abs(), wide[1].abs(), *wide[2:])
+    for by in (blocks, APART):
+        near(convolve_by(x, w, geometry, None, False, by), convolve_twin(*wide), sizes)
 
-    whole = x.expand(len(w), *x.shape[1:]).contiguous()
-    addend = torch.randn_like(whole) if added else None
-    back = convolve_by(g, w, turned, addend, True, blocks)
+    addend = torch.randn(x.shape, device=DEVICE) if added else None
     wide = (g.double(), w.double(), turned.flat(), None if addend is None else addend.double(), True)
     sizes = convolve_twin(wide[0].abs(), wide[1].abs(), wide[2], None, True)
-    near(back, convolve_twin(*wide), sizes if addend is None else sizes + addend.abs())
+    for by in (blocks, APART):
+        back = convolve_by(g, w, turned, addend, True, by)
+        near(back, convolve_twin(*wide), sizes if addend is None else sizes + addend.abs())
 
-    of_w = weigh_by(x, g, geometry, blocks | {"PARTS": 2})
-    near(of_w, weigh_twin(x.double(), g.double(), flat), weigh_twin(x.abs().double(), g.abs().double(), flat))
+    del blocks["EACH"]
+    exact, sizes = (weigh_twin(f(x.double()), f(g.double()), flat) for f in (lambda v: v, torch.abs))
+    for by in (blocks | {"PARTS": 2}, APART):
+        near(weigh_by(x, g, geometry, by), exact, sizes)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_gradients_of_weights_are_added_up_from_their_parts():
 
 def layer(shared: bool = False) -> tuple[torch.Tensor, torch.Tensor, Geometry]:
     geometry = Geometry.of((5, 6), (3, 3), (2, 1), (1, 1), (1, 1))
-    x, weight = torch.randn(1 if shared else 3, 2, 5, 6, 4), torch.randn(3, 5, 4, 3, 3)
+    x, weight = torch.randn(1 if shared else 3, 2, 5, 6, 3), torch.randn(3, 5, 3, 3, 3)
     return x.to(DEVICE).requires_grad_(not shared), weight.to(DEVICE).requires_grad_(), geometry
 
 

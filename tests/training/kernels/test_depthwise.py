@@ -1,4 +1,4 @@
-"""Depthwise convolutions: the kernels, in Triton's interpreter, against the twins in float64."""
+"""Depthwise convolutions: the kernels against the twins in float64."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from penstock.training.kernels import depthwise as kernels
 from penstock.training.kernels.depthwise import depthwise, depthwise_op, depthwise_twin
 from penstock.training.kernels.geometry import Geometry
-from penstock.training.kernels.tuning import interpreted
 from tests.training.kernels.poisoned import poisoned
 
-pytestmark = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1 before triton is imported")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 SAME = Geometry.of((5, 4), (3, 3), (1, 1), (1, 1), (1, 1))
 HALF = Geometry.of((5, 4), (3, 3), (2, 2), (1, 1), (1, 1))
@@ -43,7 +42,7 @@ def drawn(
     """Images, filters, and a gradient of what is made of them."""
     random = torch.Generator().manual_seed(seed)
     shapes = ((examples, *geometry.size), (geometry.taps[0] * geometry.taps[1],), (examples, *geometry.made))
-    return [torch.randn(trials, *shape, channels, generator=random) for shape in shapes]
+    return [torch.randn(trials, *shape, channels, generator=random).to(DEVICE) for shape in shapes]
 
 
 def results(func: Any, x: torch.Tensor, w: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> list[torch.Tensor]:
@@ -132,9 +131,9 @@ def test_what_is_not_contiguous_or_empty_is_taken() -> None:
     turned = [
         x.transpose(1, 4).contiguous().transpose(1, 4),
         w.mT.contiguous().mT,
-        torch.ones(()).expand(2, 2, 5, 4, 3),
+        torch.ones((), device=DEVICE).expand(2, 2, 5, 4, 3),
     ]
-    assert same(results(depthwise, *turned, SAME), results(depthwise, x, w, torch.ones(2, 2, 5, 4, 3), SAME))
+    assert same(results(depthwise, *turned, SAME), results(depthwise, x, w, turned[2].contiguous(), SAME))
     made, of_x, of_w = results(depthwise, *(v if v is w else v[:, :0] for v in given), SAME)
     assert made.shape == of_x.shape == (2, 0, 5, 4, 3)
     assert torch.equal(of_w, torch.zeros_like(w))
@@ -146,7 +145,7 @@ def test_the_twin_runs_where_there_is_no_kernel(geometry: Geometry) -> None:
     assert same(results(depthwise, x, w, g, geometry), results(depthwise_twin, x, w, g, geometry))
     x, w = x.requires_grad_(), w.requires_grad_()
     assert torch.autograd.gradcheck(lambda x, w: depthwise(x, w, geometry), (x, w), fast_mode=True)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         made, of_x, of_w = results(depthwise, x.bfloat16(), w.float(), g, geometry)
     assert (made.dtype, of_x.dtype, of_w.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
 

@@ -186,7 +186,7 @@ def test_the_gradient_of_a_residual_is_added_by_the_convolutions_kernel(monkeypa
     added = []
     real = weighing.convolve
     monkeypatch.setattr(weighing, "convolve", lambda *given: added.append(given[3] is not None) or real(*given))
-    model = nn.Conv2d(2, 2, 3, padding=1)
+    model = nn.Conv2d(2, 2, 3, padding=1, device=DEVICE)
     params = {name: torch.stack([p.detach()] * 2).requires_grad_() for name, p in model.named_parameters()}
     way = Native(model, {})
     way.train()
@@ -196,9 +196,29 @@ def test_the_gradient_of_a_residual_is_added_by_the_convolutions_kernel(monkeypa
         return (model(x) + x).square().mean()
 
     with kernels(True):
-        losses = way.run(loss, params, {}, torch.randn(2, 2, 4, 4), True, None, [])
+        losses = way.run(loss, params, {}, torch.randn(2, 2, 4, 4, device=DEVICE), True, None, [])
     torch.autograd.grad(losses.sum(), list(params.values()))
     assert added == [False, False, True]  # twice there, and back to what was added
+
+
+def test_what_a_convolution_reads_of_a_batch_norm_is_made_again_and_not_kept():
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+    ).to(DEVICE)
+    params = {name: torch.stack([p.detach()] * 2).requires_grad_() for name, p in model.named_parameters()}
+    buffers = {name: value.expand(2, *value.shape).clone() for name, value in model.named_buffers()}
+    kept = []
+    way = Native(model, {})
+    way.train()
+
+    def loss(model, batch, config):
+        return model(batch).square().mean()
+
+    with kernels(True), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        losses = way.run(loss, params, buffers, torch.randn(2, 2, 4, 5, device=DEVICE), True, None, [])
+    images = {value.data_ptr() for value in kept if value.shape == (2, 2, 4, 5, 3)}
+    assert len(images) == 2  # what both convolutions make
+    assert all(g.isfinite().all() for g in torch.autograd.grad(losses.sum(), list(params.values())))
 
 
 def test_what_changes_its_input_in_place_is_refused():

@@ -5,8 +5,8 @@ that the trials share are there once, [1, examples, …]. A convolution is a pro
 [examples × blocks, places × channels], are gathered while the product is computed and never written (an implicit GEMM).
 The input's gradient is a convolution too, of the output's gradient with the weights turned around.
 
-The programs of the kernels belong to one trial each (or, where the images are shared, to several trials, which are then
-columns of one product): no trial's number is ever multiplied with another's, not even by zero.
+The programs of the kernels belong to one trial each: no trial's number is ever multiplied with another's, not even by
+zero. Where a whole patch fits into one product, a program has several blocks and reads its weights once.
 """
 
 from __future__ import annotations
@@ -16,51 +16,57 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch.nn.functional import pad
 
+from penstock.training.kernels.apart import convolve_apart
+from penstock.training.kernels.apart import offered as apart
 from penstock.training.kernels.choice import exact, runs
-from penstock.training.kernels.geometry import Geometry, sides
+from penstock.training.kernels.geometry import Geometry, axis, sides
 from penstock.training.kernels.patches import cut, load_patches, places_made, spread
 from penstock.training.kernels.tuning import Blocks, tuned
 
 
 @triton.jit
 def _convolve(
-    x, w, y, addend, M, F, x_step, y_step,
-    C: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SHARED: tl.constexpr, EXACT: tl.constexpr,
-    ADD: tl.constexpr,
+    x, w, y, addend, M, x_step, y_step,
+    C: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr, ADD: tl.constexpr,
     H0: tl.constexpr, H1: tl.constexpr, O0: tl.constexpr, O1: tl.constexpr, G0: tl.constexpr, G1: tl.constexpr,
     B0: tl.constexpr, B1: tl.constexpr, T1: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
     P0: tl.constexpr, P1: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """y[trial, m, n] = Σ_k patch[m, k] · w[trial, k, n]; where the images are shared, columns run on over trials."""
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    """y[trial, m, n] = Σ_k patch[m, k] · w[trial, k, n]"""
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     columns: tl.constexpr = N * B0 * B1
-    if SHARED:
-        trial = (n // columns).to(tl.int64)
-        n = n % columns
-        known = trial < F
-    else:
-        trial = tl.program_id(2).to(tl.int64)
-        known = n < columns
-        x += trial * x_step
+    how: tl.constexpr = "ieee" if EXACT else "tf32"
+    trial = tl.program_id(2).to(tl.int64)
+    known = n < columns
+    x += trial * x_step
+    y += trial * y_step
+    addend += trial * y_step
     w += trial * (K * columns) + n
-    total = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in tl.range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        a = load_patches(x, m, k, M, C, K, H0, H1, G0, G1, T1, S0, S1, P0, P1, D0, D1)
-        b = tl.load(w[None, :] + (k * columns)[:, None], mask=(k < K)[:, None] & known[None, :], other=0.0)
-        total = tl.dot(a, b, total, input_precision="ieee" if EXACT else "tf32")
-    at, there = places_made(m, n, M, N, O0, O1, G0, G1, B0, B1)
-    there = there & known[None, :]
-    if SHARED:
-        at += (trial * y_step)[None, :]
-    else:
-        at += trial * y_step
-    if ADD:
-        total += tl.load(addend + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(y + at, total.to(y.dtype.element_ty), mask=there)
+    if BK >= K:
+        every = tl.arange(0, BK)
+        weights = tl.load(
+            w[None, :] + (every * columns)[:, None], mask=(every < K)[:, None] & known[None, :], other=0.0
+        )
+    for block in range(0, EACH):
+        m = (tl.program_id(0) * EACH + block) * BM + tl.arange(0, BM)
+        if BK >= K:
+            a = load_patches(x, m, every, M, C, K, H0, H1, G0, G1, T1, S0, S1, P0, P1, D0, D1)
+            total = tl.dot(a, weights, input_precision=how)
+        else:
+            total = tl.zeros((BM, BN), dtype=tl.float32)
+            for start in tl.range(0, K, BK):
+                k = start + tl.arange(0, BK)
+                a = load_patches(x, m, k, M, C, K, H0, H1, G0, G1, T1, S0, S1, P0, P1, D0, D1)
+                b = tl.load(w[None, :] + (k * columns)[:, None], mask=(k < K)[:, None] & known[None, :], other=0.0)
+                total = tl.dot(a, b, total, input_precision=how)
+        at, there = places_made(m, n, M, N, O0, O1, G0, G1, B0, B1)
+        there = there & known[None, :]
+        if ADD:
+            total += tl.load(addend + at, mask=there, other=0.0).to(tl.float32)
+        tl.store(y + at, total.to(y.dtype.element_ty), mask=there)
 
 
 def convolve_by(
@@ -72,37 +78,49 @@ def convolve_by(
     blocks: Blocks,
 ) -> torch.Tensor:
     """``convolve`` by given block sizes."""
-    trials, examples, shared = len(w), x.shape[1], len(x) < len(w)
+    if "APART" in blocks:
+        return convolve_apart(x, w, geometry, addend, turned)
+    trials, examples = len(w), x.shape[1]
     channels, made = w.shape[2:] if not turned else (w.shape[3], w.shape[2])
     by = cut(geometry, channels, made, blocks["B0"], blocks["B1"], x.device)
     y = x.new_empty(trials, examples, *geometry.made, made)
     m = examples * by.blocks
-    across = triton.cdiv(trials * by.columns if shared else by.columns, blocks["BN"])
-    _convolve[triton.cdiv(m, blocks["BM"]), across, 1 if shared else trials](
-        x, spread(w, by, x.dtype, turned), y, y if addend is None else addend, m, trials,
-        0 if shared else x.stride(0), y.stride(0), SHARED=shared, EXACT=exact(), ADD=addend is not None,
+    _convolve[triton.cdiv(m, blocks["BM"] * blocks["EACH"]), triton.cdiv(by.columns, blocks["BN"]), trials](
+        x, spread(w, by, x.dtype, turned), y, y if addend is None else addend, m, x.stride(0), y.stride(0),
+        EXACT=exact(), ADD=addend is not None,
         **by.constants, **{name: n for name, n in blocks.items() if name not in ("B0", "B1")},
     )  # fmt: skip
     return y
 
 
-def _candidates(geometry: Geometry, channels: int, made: int, shared: bool) -> list[Blocks]:
-    """Blocks of 64 or 128 columns, which a tensor core has work with."""
-    if shared:  # the columns of several trials are multiplied with the same patches
-        common = Blocks(B0=1, B1=1, BN=64, BK=32, num_warps=4, num_stages=3)
-        return [common | Blocks(BM=256), common | Blocks(BM=64)]
+def for_each(x: torch.Tensor, trials: int) -> torch.Tensor:
+    """The images of every trial. Shared ones stay one piece of memory, and get channels that are read by fours."""
+    if len(x) == trials:
+        return x.contiguous()
+    return pad(x, (0, -x.shape[-1] % 4)).contiguous().expand(trials, -1, -1, -1, -1)
+
+
+def _candidates(geometry: Geometry, channels: int, made: int) -> list[Blocks]:
+    """Blocks of 32 to 128 columns, which a tensor core has work with; patches in pieces, or whole."""
     if max(geometry.taps) == 1:
         down, across = geometry.up
         columns = min(128, triton.next_power_of_2(max(8, made * down * across)))
-        common = Blocks(B0=down, B1=across, BN=columns, BK=16 if channels <= 8 else 32, num_warps=4)
-        return [common | Blocks(BM=128, num_stages=4), common | Blocks(BM=256, num_stages=3)]
+        common = Blocks(B0=down, B1=across, BN=columns, BK=16 if channels <= 8 else 32, EACH=1, num_warps=4)
+        return [common | Blocks(BM=128, num_stages=4), common | Blocks(BM=256, num_stages=3), *apart(channels, made)]
     offered: list[Blocks] = []
     for width, BK, warps, stages in ((64, 32, 4, 4), (128, 32, 4, 4), (64, 64, 8, 3)):
         down, across = sides(geometry, made, width)
         columns = min(128, triton.next_power_of_2(max(8, made * down * across)))
-        one = Blocks(B0=down, B1=across, BM=128, BN=columns, BK=BK, num_warps=warps, num_stages=stages)
+        one = Blocks(B0=down, B1=across, BM=128, BN=columns, BK=BK, EACH=1, num_warps=warps, num_stages=stages)
         offered += [one] if one not in offered else []
-    return offered
+    for width in (32, 64):
+        down, across = sides(geometry, made, width)
+        patch = channels * axis(geometry, 0, down).taps * axis(geometry, 1, across).taps
+        whole, columns = triton.next_power_of_2(max(16, patch)), triton.next_power_of_2(max(8, made * down * across))
+        if whole <= 256:
+            common = Blocks(B0=down, B1=across, BN=columns, BK=whole, EACH=16, num_stages=1)
+            offered += [common | Blocks(BM=128, num_warps=8), common | Blocks(BM=64, num_warps=4)]
+    return [*offered, *apart(channels, made)]
 
 
 @torch.library.custom_op(
@@ -120,12 +138,13 @@ def convolve(
     where = Geometry.from_flat(geometry)
     if not runs(x, where.numbers(x.shape[1], x.shape[-1], w.shape[2 if turned else 3])):
         return convolve_twin(x, w, geometry, addend, turned)
-    x = x.contiguous()
+    x, made = for_each(x, len(w)), w.shape[2 if turned else 3]
+    if x.shape[-1] > w.shape[3 if turned else 2]:
+        w = pad(w, (0, 0, 0, x.shape[-1] - w.shape[2]))
     given = (x, w, where, None if addend is None else addend.contiguous(), turned)
-    made, shared = w.shape[2 if turned else 3], len(x) < len(w)
     blocks = tuned(
-        ("convolve", x.dtype, exact(), *geometry, x.shape[-1], made, shared, min(64, len(w))),
-        lambda: _candidates(where, x.shape[-1], made, shared),
+        ("convolve", x.dtype, exact(), *geometry, x.shape[-1], made, addend is None, min(64, len(w))),
+        lambda: _candidates(where, x.shape[-1], made),
         lambda blocks: convolve_by(*given, blocks),
     )
     return convolve_by(*given, blocks)
@@ -149,7 +168,7 @@ def patches_twin(x: torch.Tensor, geometry: list[int]) -> torch.Tensor:
             zip(where.made, where.stride, where.taps, where.dilation, strict=True)]  # fmt: skip
     far = [max(0, n - p - size) for n, p, size in zip(span, where.padding, x.shape[2:4], strict=True)]
     near = [max(0, p) for p in where.padding]
-    x = torch.nn.functional.pad(x, (0, 0, near[1], far[1], near[0], far[0]))
+    x = pad(x, (0, 0, near[1], far[1], near[0], far[0]))
     taps = []
     for i in range(where.taps[0]):
         for j in range(where.taps[1]):

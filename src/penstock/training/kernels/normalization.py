@@ -30,6 +30,15 @@ def _passes(z, ACT: tl.constexpr):
 
 
 @triton.jit
+def _activate(z, ACT: tl.constexpr):
+    if ACT > 0:
+        z = tl.where(z < 0, 0.0, z)  # NaN stays
+    if ACT == 2:
+        z = tl.where(z > 6, 6.0, z)
+    return z
+
+
+@triton.jit
 def _normalize(
     y, mean, scale, bias, bias_step, residual, out, R,
     C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, RES: tl.constexpr, BR: tl.constexpr,
@@ -47,20 +56,19 @@ def _normalize(
     z = (value - center[None, :]) * a[None, :] + b[None, :]
     if RES:
         z += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
-    if ACT > 0:
-        z = tl.where(z < 0, 0.0, z)  # NaN stays
-    if ACT == 2:
-        z = tl.where(z > 6, 6.0, z)
-    tl.store(out + at, z.to(out.dtype.element_ty), mask=there)
+    tl.store(out + at, _activate(z, ACT).to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _reduce(
-    d, y, made, g, mean, scale, bias, bias_step, out, R,
-    C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, RES: tl.constexpr,
+    d, y, made, kept, mean, scale, bias, bias_step, out, R,
+    C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, RES: tl.constexpr, AGAIN: tl.constexpr,
     PARTS: tl.constexpr, EACH: tl.constexpr, BR: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """out[:, trial, part] = Σ g and Σ g · (y - mean), where g is what the activation lets through of d; kept if RES."""
+    """out[:, trial, part] = Σ g and Σ g · (y - mean), where g is what the activation lets through of d.
+
+    RES: g is kept. AGAIN: what was made of y is.
+    """
     trial, part = tl.program_id(1), tl.program_id(0)
     c = tl.arange(0, CP)
     center = tl.load(mean + trial * C + c, mask=c < C, other=0.0)
@@ -75,11 +83,13 @@ def _reduce(
         at = base + (r * C)[:, None] + c[None, :]
         value = tl.load(y + at, mask=there, other=0.0).to(tl.float32) - center[None, :]
         grad = tl.load(d + at, mask=there, other=0.0).to(tl.float32)
+        z = tl.load(made + at, mask=there, other=0.0).to(tl.float32) if RES else value * a[None, :] + b[None, :]
         if ACT > 0:
-            z = tl.load(made + at, mask=there, other=0.0).to(tl.float32) if RES else value * a[None, :] + b[None, :]
             grad = tl.where(_passes(z, ACT), grad, 0.0)
         if RES:
-            tl.store(g + at, grad.to(g.dtype.element_ty), mask=there)
+            tl.store(kept + at, grad.to(kept.dtype.element_ty), mask=there)
+        if AGAIN:
+            tl.store(kept + at, _activate(z, ACT).to(kept.dtype.element_ty), mask=there)
         sums += grad
         products += tl.where(there, grad * value, 0.0)
     to = out + (trial * PARTS + part) * C + c
@@ -154,7 +164,8 @@ def _(y: torch.Tensor, *others: Any) -> torch.Tensor:
 @torch.library.custom_op(
     "penstock::reduce",
     mutates_args=(),
-    schema="(Tensor d, Tensor y, Tensor? made, Tensor mean, Tensor scale, Tensor bias, int act) -> (Tensor, Tensor)",
+    schema="(Tensor d, Tensor y, Tensor? made, Tensor mean, Tensor scale, Tensor bias, int act, bool again=False)"
+    " -> (Tensor, Tensor)",
 )
 def reduce(
     d: torch.Tensor,
@@ -164,28 +175,35 @@ def reduce(
     scale: torch.Tensor,
     bias: torch.Tensor,
     act: int,
+    again: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[2, trials, channels]: Σ g and Σ g · (y - mean); and g where it was ``made`` with a residual."""
+    """[2, trials, channels]: Σ g and Σ g · (y - mean); and g where it was ``made`` with a residual.
+
+    Without a residual, what was made may be asked for ``again`` instead.
+    """
     if not runs(y, y[0].numel()):
-        return reduce_twin(d, y, made, mean, scale, bias, act)
+        return reduce_twin(d, y, made, mean, scale, bias, act, again)
     d, y, numbers = d.contiguous(), y.contiguous(), _in_rows(mean, scale, bias)
-    other = y if made is None else made.contiguous()
+    other, keeps = y if made is None else made.contiguous(), again or made is not None
 
     def launch(blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
         own = parts(y, blocks)
         out = torch.empty(2, len(y), own["PARTS"], own["C"], device=y.device, dtype=torch.float32)
-        g = y.new_empty(0) if made is None else torch.empty_like(y)
+        kept = torch.empty_like(y) if keeps else y.new_empty(0)
         how = {"num_warps": blocks["num_warps"], "UNROLL": blocks["UNROLL"]}
-        _reduce[own["PARTS"], len(y)](d, y, other, g, *numbers, out, ACT=act, RES=made is not None, **how, **own)
-        return out.sum(2), g
+        _reduce[own["PARTS"], len(y)](
+            d, y, other, kept, *numbers, out, ACT=act, RES=made is not None, AGAIN=again, **how, **own
+        )
+        return out.sum(2), kept
 
-    return launch(tuned((*shape("reduce", y), act, made is not None), lambda: SUMMING, launch))
+    return launch(tuned((*shape("reduce", y), act, made is not None, again), lambda: SUMMING, launch))
 
 
 @reduce.register_fake
-def _(d: Any, y: torch.Tensor, made: Any, *others: Any) -> Any:
+def _(d: Any, y: torch.Tensor, made: Any, mean: Any, scale: Any, bias: Any, act: int, again: bool = False) -> Any:
     wide = torch.promote_types(y.dtype, torch.float32)
-    return y.new_empty(2, len(y), y.shape[-1], dtype=wide), y.new_empty(0 if made is None else y.shape)
+    kept = y.shape if again or made is not None else 0
+    return y.new_empty(2, len(y), y.shape[-1], dtype=wide), y.new_empty(kept)
 
 
 @torch.library.custom_op(
@@ -235,10 +253,7 @@ class _BatchNorm(torch.autograd.Function):
         residual: torch.Tensor | None,
         act: int,
     ) -> Any:
-        stats: torch.Tensor = moments(y)
-        mean, variance = stats
-        rstd = torch.rsqrt(variance + eps.unsqueeze(1))
-        scale = weight * rstd
+        stats, mean, rstd, scale = measured(y, weight, eps)
         out: torch.Tensor = normalize(y, mean, scale, bias, residual, act)
         ctx.act = act
         ctx.mark_non_differentiable(stats)
@@ -248,13 +263,35 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         y, mean, scale, bias, rstd, made = ctx.saved_tensors
-        (by_one, by_y), g = reduce(grads[0], y, made, mean, scale, bias, ctx.act)
-        places = y[0].numel() // y.shape[-1]
-        slope = -scale * rstd.square() * by_y / places
-        level = -scale * by_one / places
+        sums, g = reduce(grads[0], y, made, mean, scale, bias, ctx.act)
         passed, act = (grads[0], ctx.act) if made is None else (g, 0)
-        of_y = spread(passed, y, mean, scale, bias, slope, level, act)
-        return of_y, by_y * rstd, by_one, None, None if made is None else g, None
+        return *returned(passed, y, mean, rstd, scale, bias, act, sums), None, None if made is None else g, None
+
+
+def measured(y: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Both moments, the mean, the reciprocal deviation, and what that and the weight scale images by."""
+    stats: torch.Tensor = moments(y)
+    mean, variance = stats
+    rstd = torch.rsqrt(variance + eps.unsqueeze(1))
+    return stats, mean, rstd, weight * rstd
+
+
+def returned(
+    g: torch.Tensor,
+    y: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor,
+    act: int,
+    sums: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of the images, weight and bias."""
+    by_one, by_y = sums
+    places = y[0].numel() // y.shape[-1]
+    slope = -scale * rstd.square() * by_y / places
+    level = -scale * by_one / places
+    return spread(g, y, mean, scale, bias, slope, level, act), by_y * rstd, by_one
 
 
 def batch_norm(
@@ -291,12 +328,21 @@ def normalize_twin(
 
 
 def reduce_twin(
-    d: torch.Tensor, y: torch.Tensor, made: Any, mean: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, act: int
+    d: torch.Tensor,
+    y: torch.Tensor,
+    made: Any,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor,
+    act: int,
+    again: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     z = _centered(y, mean) * _by_channel(scale, y) + _by_channel(bias, y) if made is None else made
     g = _passed(d, z, act)
     products = _wide(g) * _centered(y, mean)
     sums = torch.stack([_wide(g).flatten(1, -2).sum(1), products.flatten(1, -2).sum(1)])
+    if again:
+        return sums, normalize_twin(y, mean, scale, bias, None, act)
     return sums, y.new_empty(0) if made is None else g.to(y.dtype).clone()
 
 

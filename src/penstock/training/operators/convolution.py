@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from penstock.training.kernels.choice import wanted
 from penstock.training.operators.channelwise import into_batch, into_channels, out_of_batch, out_of_channels
-from penstock.training.operators.normalized import inside, outside
+from penstock.training.operators.normalized import Normalized, inside, outside
 from penstock.training.stacked import Stacked, name_of, rule
 
 
@@ -89,22 +89,26 @@ def _by_kernel(name: str, x: Any, weight: Stacked, bias: Any, groups: int, optio
     from penstock.training.kernels.geometry import Geometry
     from penstock.training.kernels.weighing import convolution
 
-    images = inside(x) if isinstance(x, Stacked) else x.permute(0, 2, 3, 1).unsqueeze(0)
-    weights, own = weight.moved(0), images
-    if torch.is_autocast_enabled(x.device.type):
-        images, weights = (v.to(torch.get_autocast_dtype(x.device.type)) for v in (images, weights))
+    mixed = torch.is_autocast_enabled(x.device.type)
+    dtype = torch.get_autocast_dtype(x.device.type) if mixed else x.dtype
     stride, padding, dilation = (_pair(value) for value in options.values())
-    height, width = x.shape[2:]
-    down, across = weights.shape[3:]
-    geometry = Geometry.of((height, width), (down, across), stride, padding, dilation)
-    if not wanted(weight, geometry.numbers(images.shape[1], images.shape[-1], weights.shape[1])):
+    (examples, channels, *size), (made, _, *taps) = x.shape, weight.shape
+    geometry = Geometry.of(_pair(size), _pair(taps), stride, padding, dilation)
+    if not wanted(weight, geometry.numbers(examples, channels, made)):
         return None  # too many for them
-    if single:
-        convolved = depthwise(images.expand(len(weights), *images.shape[1:]), weights.flatten(2).mT, geometry)
-    else:
-        convolved, again = convolution(images, weights, geometry)
-        if isinstance(x, Stacked) and x.at == 0 and images is own and images.requires_grad:
-            x.whole = outside(again)  # for whoever reads it next: the kernel adds up the gradients
+    weights = weight.moved(0).to(dtype) if mixed else weight.moved(0)
+    convolved = None
+    if isinstance(x, Normalized) and x.dtype == dtype and not single:
+        convolved = x.convolved(weights, geometry)
+    if convolved is None:
+        own = inside(x) if isinstance(x, Stacked) else x.permute(0, 2, 3, 1).unsqueeze(0)
+        images = own.to(dtype)
+        if single:
+            convolved = depthwise(images.expand(len(weights), *images.shape[1:]), weights.flatten(2).mT, geometry)
+        else:
+            convolved, again = convolution(images, weights, geometry)
+            if isinstance(x, Stacked) and x.at == 0 and images is own and images.requires_grad:
+                x.whole = outside(again)  # for whoever reads it next: the kernel adds up the gradients
     if bias is not None:
         each = bias.moved(0).unsqueeze(1) if isinstance(bias, Stacked) else bias
         convolved = convolved + each.to(convolved.dtype).reshape(-1, 1, 1, 1, convolved.shape[-1])

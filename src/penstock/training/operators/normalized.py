@@ -74,12 +74,30 @@ class Normalized(Stacked):
 
         if self._made is not None:
             return
-        if _versions(self.parts) != self._versions:
-            raise refusal("an operation in place", "it changes what a BatchNorm before it still reads")
+        self._check()
         with torch.set_grad_enabled(self._tracked):
             self._made, stats = batch_norm(*vars(self.parts).values())
         if self._keep is not None:
             self._keep(stats)
+
+    def convolved(self, weight: torch.Tensor, geometry: Any) -> torch.Tensor | None:
+        """A convolution of it that needs it only now, where it was not made for anybody else before."""
+        from penstock.training.kernels.recomputing import convolution_of_normalized
+
+        parts = self.parts
+        if self._made is not None or parts.residual is not None or self._tracked != torch.is_grad_enabled():
+            return None
+        self._check()
+        made, self._made, stats = convolution_of_normalized(
+            parts.images, parts.weight, parts.bias, parts.eps, parts.act, weight, geometry
+        )
+        if self._keep is not None:
+            self._keep(stats)
+        return made
+
+    def _check(self) -> None:
+        if _versions(self.parts) != self._versions:
+            raise refusal("an operation in place", "it changes what a BatchNorm before it still reads")
 
     # What is known without the numbers
 

@@ -1,0 +1,63 @@
+"""BatchNorm and the convolution that reads its result, which is not kept between the way there and the way back.
+
+The images before the BatchNorm are kept anyway. On the way back they are read for the BatchNorm's sums; what the
+convolution read is written again by the same kernel: one pass over memory for a quarter of a ResNet's activations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from penstock.training.kernels.convolution import convolve
+from penstock.training.kernels.geometry import Geometry
+from penstock.training.kernels.normalization import measured, normalize, reduce, returned
+from penstock.training.kernels.weighing import packed, weigh
+
+
+class _OfNormalized(torch.autograd.Function):
+    """Also gives the normalized images, for whoever else reads them: the convolution's kernel adds the gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        y: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        eps: torch.Tensor,
+        act: int,
+        w: torch.Tensor,
+        geometry: list[int],
+    ) -> Any:
+        stats, mean, rstd, scale = measured(y, weight, eps)
+        images: torch.Tensor = normalize(y, mean, scale, bias, None, act)
+        ctx.act, ctx.geometry = act, geometry
+        ctx.mark_non_differentiable(stats)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(y, mean, rstd, scale, bias, w)
+        return convolve(images, w, geometry, None, False), images, stats
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        y, mean, rstd, scale, bias, w = ctx.saved_tensors
+        g, d, _ = grads
+        if g is not None:
+            d = convolve(g, w, Geometry.from_flat(ctx.geometry).turned().flat(), d, True)
+        sums, images = reduce(d, y, None, mean, scale, bias, ctx.act, g is not None)
+        of_w = None if g is None else weigh(images, g, ctx.geometry).to(w.dtype)
+        return *returned(d, y, mean, rstd, scale, bias, ctx.act, sums), None, None, of_w, None
+
+
+def convolution_of_normalized(
+    y: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: torch.Tensor,
+    act: int,
+    filters: torch.Tensor,
+    geometry: Geometry,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``convolution`` of ``batch_norm``, differentiable: what is made, the normalized images, mean and variance."""
+    made: Any = _OfNormalized.apply(y, weight, bias, eps, act, packed(filters), geometry.flat())
+    return made  # type: ignore[no-any-return]
