@@ -324,7 +324,7 @@ def measured(
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     rate = (1 if alone else size) * steps_a_second(step, batches, network)
-    memory = torch.cuda.max_memory_allocated() - before if cuda else None
+    memory = max(torch.cuda.max_memory_allocated(), held()) - before if cuda else None
     note = f"made with {making / 1e9:.2f} GB" if memory is not None and making > 1.05 * memory else ""
     return row(network, size, precision, rate, memory, differs, control, note)
 
@@ -375,11 +375,17 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def reset_memory() -> int:
+def held() -> int:
+    """Bytes that nobody else can have: those of tensors, and of what CUDA graphs will write."""
     gc.collect()
     torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def reset_memory() -> int:
+    before = held()
     torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()
+    return before
 
 
 # Processes under MPS

@@ -22,7 +22,7 @@ from penstock.training.kernels.apart import convolve_apart
 from penstock.training.kernels.apart import offered as apart
 from penstock.training.kernels.choice import exact, runs
 from penstock.training.kernels.geometry import Geometry, axis, sides
-from penstock.training.kernels.patches import add_product, cut, load_patches, places_made, spread
+from penstock.training.kernels.patches import cut, load_patches, places_made, spread
 from penstock.training.kernels.tuning import Blocks, tuned
 
 
@@ -38,6 +38,7 @@ def _convolve(
     """y[trial, m, n] = Σ_k patch[m, k] · w[trial, k, n]"""
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     columns: tl.constexpr = N * B0 * B1
+    how: tl.constexpr = "ieee" if EXACT else "tf32"
     trial = tl.program_id(2).to(tl.int64)
     known = n < columns
     x += trial * x_step
@@ -51,16 +52,16 @@ def _convolve(
         )
     for block in range(0, EACH):
         m = (tl.program_id(0) * EACH + block) * BM + tl.arange(0, BM)
-        total = tl.zeros((BM, BN), dtype=tl.float32)
         if BK >= K:
             a = load_patches(x, m, every, M, C, K, H0, H1, G0, G1, T1, S0, S1, P0, P1, D0, D1)
-            total = add_product(total, a, weights, False, EXACT)
+            total = tl.dot(a, weights, input_precision=how)
         else:
+            total = tl.zeros((BM, BN), dtype=tl.float32)
             for start in tl.range(0, K, BK):
                 k = start + tl.arange(0, BK)
                 a = load_patches(x, m, k, M, C, K, H0, H1, G0, G1, T1, S0, S1, P0, P1, D0, D1)
                 b = tl.load(w[None, :] + (k * columns)[:, None], mask=(k < K)[:, None] & known[None, :], other=0.0)
-                total = add_product(total, a, b, False, EXACT)
+                total = tl.dot(a, b, total, input_precision=how)
         at, there = places_made(m, n, M, N, O0, O1, G0, G1, B0, B1)
         there = there & known[None, :]
         if ADD:
@@ -99,13 +100,7 @@ def for_each(x: torch.Tensor, trials: int) -> torch.Tensor:
     return pad(x, (0, -x.shape[-1] % 4)).contiguous().expand(trials, -1, -1, -1, -1)
 
 
-# Columns, rows and depth of a product, warps and stages: of numbers of two bytes, and of four, which take more room.
-PIECES = {2: ((64, 128, 32, 4, 4), (128, 128, 32, 4, 4), (64, 128, 64, 8, 3)),
-          4: ((64, 64, 32, 4, 3), (64, 128, 64, 8, 1), (32, 64, 64, 4, 1))}  # fmt: skip
-WHOLE = {2: 256, 4: 128}  # the longest patch that is read as one piece
-
-
-def _candidates(geometry: Geometry, channels: int, made: int, bytes: int) -> list[Blocks]:
+def _candidates(geometry: Geometry, channels: int, made: int) -> list[Blocks]:
     """Blocks of 32 to 128 columns, which a tensor core has work with; patches in pieces, or whole."""
     if max(geometry.taps) == 1:
         down, across = geometry.up
@@ -113,16 +108,16 @@ def _candidates(geometry: Geometry, channels: int, made: int, bytes: int) -> lis
         common = Blocks(B0=down, B1=across, BN=columns, BK=16 if channels <= 8 else 32, EACH=1, num_warps=4)
         return [common | Blocks(BM=128, num_stages=4), common | Blocks(BM=256, num_stages=3), *apart(channels, made)]
     offered: list[Blocks] = []
-    for width, BM, BK, warps, stages in PIECES[bytes]:
+    for width, BK, warps, stages in ((64, 32, 4, 4), (128, 32, 4, 4), (64, 64, 8, 3)):
         down, across = sides(geometry, made, width)
         columns = min(128, triton.next_power_of_2(max(8, made * down * across)))
-        one = Blocks(B0=down, B1=across, BM=BM, BN=columns, BK=BK, EACH=1, num_warps=warps, num_stages=stages)
+        one = Blocks(B0=down, B1=across, BM=128, BN=columns, BK=BK, EACH=1, num_warps=warps, num_stages=stages)
         offered += [one] if one not in offered else []
     for width in (32, 64):
         down, across = sides(geometry, made, width)
         patch = channels * axis(geometry, 0, down).taps * axis(geometry, 1, across).taps
         whole, columns = triton.next_power_of_2(max(16, patch)), triton.next_power_of_2(max(8, made * down * across))
-        if whole <= WHOLE[bytes]:
+        if whole <= 256:
             common = Blocks(B0=down, B1=across, BN=columns, BK=whole, EACH=16, num_stages=1)
             offered += [common | Blocks(BM=128, num_warps=8), common | Blocks(BM=64, num_warps=4)]
     return [*offered, *apart(channels, made)]
@@ -149,7 +144,7 @@ def convolve(
     given = (x, w, where, None if addend is None else addend.contiguous(), turned)
     blocks = tuned(
         ("convolve", x.dtype, exact(), *geometry, x.shape[-1], made, addend is None, min(64, len(w))),
-        lambda: _candidates(where, x.shape[-1], made, x.itemsize),
+        lambda: _candidates(where, x.shape[-1], made),
         lambda blocks: convolve_by(*given, blocks),
     )
     return convolve_by(*given, blocks)

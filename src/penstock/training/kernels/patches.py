@@ -37,23 +37,6 @@ def load_patches(
 
 
 @triton.jit
-def add_product(total, a, b, TURNED: tl.constexpr, EXACT: tl.constexpr):
-    """total + a · b, or aᵀ · b. Float32 that need not be exact is two bfloat16, of whose four products three count.
-
-    That is nearer than TF32, whose tensor cores want both factors in an order that they seldom lie in.
-    """
-    if EXACT or a.dtype != tl.float32:
-        return tl.dot(tl.trans(a) if TURNED else a, b, total, input_precision="ieee")
-    large_a, large_b = a.to(tl.bfloat16), b.to(tl.bfloat16)
-    small_a, small_b = (a - large_a.to(tl.float32)).to(tl.bfloat16), (b - large_b.to(tl.float32)).to(tl.bfloat16)
-    if TURNED:
-        large_a, small_a = tl.trans(large_a), tl.trans(small_a)
-    total = tl.dot(small_a, large_b, total)
-    total = tl.dot(large_a, small_b, total)
-    return tl.dot(large_a, large_b, total)
-
-
-@triton.jit
 def places_made(
     m, n, M, N: tl.constexpr,
     O0: tl.constexpr, O1: tl.constexpr, G0: tl.constexpr, G1: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr,

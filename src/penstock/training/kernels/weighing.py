@@ -16,7 +16,7 @@ from penstock.training.kernels.apart import weigh_apart
 from penstock.training.kernels.choice import exact, runs
 from penstock.training.kernels.convolution import convolve, for_each, patches_twin
 from penstock.training.kernels.geometry import Geometry, axis, sides
-from penstock.training.kernels.patches import add_product, collect, cut, load_patches, places_made
+from penstock.training.kernels.patches import collect, cut, load_patches, places_made
 from penstock.training.kernels.tuning import Blocks, tuned
 
 
@@ -44,7 +44,7 @@ def _weigh(
         a = load_patches(x, m, k, M, C, K, H0, H1, G0, G1, T1, S0, S1, P0, P1, D0, D1)
         at, there = places_made(m, n, M, N, O0, O1, G0, G1, B0, B1)
         b = tl.load(g + at, mask=there & known[None, :], other=0.0)
-        total = add_product(total, a, b, True, EXACT)
+        total = tl.dot(tl.trans(a), b, total, input_precision="ieee" if EXACT else "tf32")
     to = (trial * (PARTS * K * columns) + part * (K * columns) + n)[None, :] + (k * columns)[:, None]
     tl.store(out + to, total, mask=(k < K)[:, None] & known[None, :])
 
@@ -67,26 +67,19 @@ def weigh_by(x: torch.Tensor, g: torch.Tensor, geometry: Geometry, blocks: Block
     return collect(out, by, geometry.taps[0] * geometry.taps[1])
 
 
-def _candidates(geometry: Geometry, channels: int, made: int, trials: int, bytes: int) -> list[Blocks]:
+def _candidates(geometry: Geometry, channels: int, made: int, trials: int) -> list[Blocks]:
     """Blocks of about 64 columns, cut into enough parts to fill a device."""
-    offered: list[Blocks] = []
-    for width in (64,) if bytes == 2 else (32, 64):
-        down, across = sides(geometry, made, width)
-        patch = channels * axis(geometry, 0, down).taps * axis(geometry, 1, across).taps
-        long = max(16, triton.next_power_of_2(patch))
-        columns = min(128, triton.next_power_of_2(max(8, made) * down * across))
-        common = Blocks(B0=down, B1=across, BN=columns, num_stages=3, PARTS=max(2, 256 // trials))
-        if bytes == 4:  # of which a program has room for one piece at a time
-            common |= Blocks(num_stages=1)
-            offered.append(common | Blocks(BM=64, BK=min(128, long), num_warps=8))
-            offered.append(common | Blocks(BM=32, BK=min(128, long), num_warps=4))
-            continue
-        offered.append(common | Blocks(BM=64, BK=min(64, long), num_warps=4))
-        if long > 64:
-            offered.append(common | Blocks(BM=64, BK=128, num_warps=8))
-        if long > 128 and columns < 128:  # the patches in few pieces, so that the gradient is read as often
-            offered.append(common | Blocks(BM=32, BK=256, num_warps=8))
-            offered.append(common | Blocks(BM=64, BK=256, num_warps=4, num_stages=1))
+    down, across = sides(geometry, made, 64)
+    patch = channels * axis(geometry, 0, down).taps * axis(geometry, 1, across).taps
+    long = max(16, triton.next_power_of_2(patch))
+    columns = min(128, triton.next_power_of_2(max(8, made) * down * across))
+    common = Blocks(B0=down, B1=across, BN=columns, num_stages=3, PARTS=max(2, 256 // trials))
+    offered = [common | Blocks(BM=64, BK=min(64, long), num_warps=4)]
+    if long > 64:
+        offered.append(common | Blocks(BM=64, BK=128, num_warps=8))
+    if long > 128 and columns < 128:  # the patches in few pieces, so that the gradient is read as often
+        offered.append(common | Blocks(BM=32, BK=256, num_warps=8))
+        offered.append(common | Blocks(BM=64, BK=256, num_warps=4, num_stages=1))
     return [*offered, *apart(channels, made)]
 
 
@@ -100,7 +93,7 @@ def weigh(x: torch.Tensor, g: torch.Tensor, geometry: list[int]) -> torch.Tensor
     x, g = for_each(x, len(g)), g.contiguous()
     blocks = tuned(
         ("weigh", x.dtype, exact(), *geometry, x.shape[-1], made, min(64, len(g))),
-        lambda: _candidates(where, x.shape[-1], made, len(g), x.itemsize),
+        lambda: _candidates(where, x.shape[-1], made, len(g)),
         lambda blocks: weigh_by(x, g, where, blocks),
     )
     return weigh_by(x, g, where, blocks)[:, :, :channels].contiguous()
