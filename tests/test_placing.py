@@ -34,6 +34,7 @@ class Engine:
             virtual=False,
             flexible=False,
             scales=False,
+            provisioning=0.0,
             request=self.requests.append,
         )
         self.history = History.of([Opened({"metric": "loss", "mode": "min"})])

@@ -331,6 +331,35 @@ def test_more_are_where_a_trial_is_faster_on_several():
     assert one.requests == [1, 4]
 
 
+def test_devices_that_come_too_late_to_be_of_use_are_not_asked_for():
+    def asked(coming, *, devices=1, moving=0.0, waiting=0):
+        one = flexible(devices)
+        one.placing.executor.provisioning = coming
+        for trial in range(1 + waiting):
+            one.ask(trial, budget=6)
+        one.placing.place()
+        one.placing.pace.model.started(moving)
+        one.placing.pace.model.observed(0, "h200", 1.0, 10.0)
+        one.measured(FOUR)
+        return one.requests[-1]
+
+    assert asked(coming=0.0) == 4
+    assert asked(coming=57.0) == 4, "of its six units of ten seconds it has trained two seconds"
+    assert asked(coming=60.0) == 1
+    assert asked(coming=40.0, moving=20.0) == 1, "nor where it would be there too late"
+    assert asked(coming=60.0, devices=3) == 3, "those that are there are of use"
+    assert asked(coming=60.0, waiting=2) == 3, "who waits needs one whenever it comes"
+
+
+def test_nothing_is_given_up_before_a_unit_was_timed():
+    one = flexible()
+    one.placing.executor.provisioning = 1e6
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.measured(FOUR)
+    assert one.requests == [1, 4]
+
+
 def test_an_algorithm_that_others_follow_keeps_what_it_has():
     one = flexible()
     for trial in range(3):

@@ -180,12 +180,15 @@ class Spreading:
     def request(self) -> None:
         """Say how many devices are of use: to who waits or runs one, or as many as pay.
 
-        Who follows counts as soon as it is there: an algorithm whose group is open keeps what it has. Where nodes would
+        One that is yet to come is of use to who waits, and beside others only to who still trains when it is there. Who
+        follows counts as soon as it is there: an algorithm whose group is open keeps what it has. Where nodes would
         come free, trials are packed first (RubberBand §4.4).
         """
         placing = self.placing
-        demands = placing.demands()
-        wanted = sum(placing.pace.pays(demand.trial) for demand in demands)
+        demands, coming = placing.demands(), placing.executor.provisioning
+        pays = {demand.trial: placing.pace.pays(demand.trial) for demand in demands}
+        later = sum(most if most > 1 and self._outlasts(trial, coming) else 1 for trial, most in pays.items())
+        wanted = max(later, min(sum(pays.values()), len(placing.devices)))
         if any(demand.open for demand in demands):
             wanted = max(wanted, self._requested)
         few, before = wanted < len(placing.devices), self._requested
@@ -194,6 +197,14 @@ class Spreading:
             placing.executor.request(wanted)
         if few and self.on and placing.executor.scales and not placing.waiting and not placing.moving:
             self._pack(wanted)
+
+    def _outlasts(self, trial: int, coming: float) -> bool:
+        holding, waits = self.placing.view().running.get(trial), self.placing.waiting.get(trial)
+        if holding is not None:
+            units, share = holding.demand.units - holding.done, holding.assignment.share
+        else:
+            units, share = 0.0 if waits is None else float(waits.units), 1.0
+        return self.placing.pace.outlasts(trial, units, share, coming)
 
     def _pack(self, count: int) -> None:
         """Move trials so that whole nodes come free, where so many devices are enough."""
