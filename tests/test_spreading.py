@@ -1,6 +1,7 @@
 """Who is tried on several devices, who grows and who shrinks; and whole studies on real worker processes."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -152,9 +153,9 @@ def test_the_devices_of_a_trial_are_on_as_few_nodes_as_can_be():
     shared = {0: Assignment(0, ("b0",), 0.5)}
     assert together(made, shared, devices) == [Assignment(1, ("a0", "a1"), 2.0)]
 
-    assert together(made, {}, devices | {"c0": Device("c0", "b200", 8, "c"), "c1": Device("c1", "b200", 8, "c")}) == [
-        Assignment(1, ("a0", "a1"), 2.0)
-    ], "and of the type that it was given"
+    held = {0: Assignment(0, ("a0",), 1.0), 2: Assignment(2, ("b1",), 1.0)}
+    devices |= {name: Device(name, "b200", 8, "c") for name in ("c0", "c1")}
+    assert together(made, held, devices) == made, "and of the type that it was given"
 
 
 # Who grows onto idle devices
@@ -223,8 +224,10 @@ def test_who_comes_is_given_what_was_idle():
     assert settled(one) == {0: 1, 1: 1, 2: 1, 3: 1}
     one = started(1, 4, waterfill, FOUR)
     assert settled(one) == {0: 4}
+    made = len(one.bundles)
     one.ask(1, budget=20)
     assert settled(one) == {0: 4}, "what the scheduler gave it is its own"
+    assert len(one.bundles) == made
 
 
 def test_who_has_measured_keeps_what_it_is_dealt():
@@ -266,26 +269,25 @@ def test_a_trial_is_spread_over_several_types_only_where_that_is_asked_for(mixed
     one.stop(0)
     names = ("gpu 0", "gpu 1", "gpu 2", "gpu 3") if mixed else ("gpu 0", "gpu 1")
     assert one.last == ("distributed", names, True, [0])
+    assert one.placing.running[0].lent == len(names) - 1
     one.measured({1: 1.0, 2: 0.5, 4: 0.3} if mixed else TWO)
     assert settled(one) == {0: 4 if mixed else 2}
 
 
-@pytest.mark.parametrize("schedule", [waterfill, dynamic_fluid, static_fluid])
-def test_schedulers_leave_a_trial_alone_that_spans_types(schedule):
-    one = Elastic(3, schedule=schedule, growing=Growing(mixed=True))
-    one.cards[1:] = [Device(card.name, "b200", card.memory, "other") for card in one.cards[1:]]
-    one.placing.look()
-    one.placing.pace.model.started(0.0)
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_fused_bundle_is_split_rather_than_its_neighbour_spread(splits):
+    one = started(0, 3, fifo)
+    for trial in range(3):
+        one.ask(trial, budget=20)
+    one.placing._describe()
+    fused = one.placing.make(("gpu 0",), "fused", "a")
+    for trial in (0, 1):
+        one.placing.begin(fused, trial, 0.5)
+    one.placing.begin(one.placing.make(("gpu 1",), "solo", "a"), 2, 1.0)
     one.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling=TWO))
-    one.placing.pace.measured(Measured("a", "gpu 1", "distributed", 1, {}, None, "", scaling={1: 1.0}))
-    one.ask(0, budget=20)
-    one.placing.place()
-    one.placing.left(0)
-    place = one.placing.make(("gpu 0", "gpu 1"), "distributed", "a")
-    one.placing.queue(one.history.trials[0])
-    one.placing.begin(place, 0, 2.0)
-    one.ask(1, budget=20)
-    assert settled(one) == {0: 2, 1: 1}
+    one.now += 1.0
+    one.placing.spreading.resize(SimpleNamespace(splits=lambda *arguments: splits))
+    assert one.placing.moving == ({1} if splits else {2})
 
 
 # How many devices are of use
