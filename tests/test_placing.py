@@ -22,7 +22,7 @@ from penstock.study import SCHEDULERS
 class Engine:
     """What stands around a ``Placing``: a history, a clock, an executor that remembers, a scheduler that does."""
 
-    def __init__(self, devices=1, memory=8, schedule=fifo, bytes=None, modes=("solo",)):
+    def __init__(self, devices=1, memory=8, schedule=fifo, bytes=None, modes=("solo",), growing=None):
         self.views, self.bundles, self.now, self.described, self.requests = [], [], 0.0, 0, []
         self.cards = [Device(f"gpu {i}", "h200", memory) for i in range(devices)]
         self.description = Description(signature="a", bytes=bytes)
@@ -34,6 +34,7 @@ class Engine:
             virtual=False,
             flexible=False,
             scales=False,
+            provisioning=0.0,
             request=self.requests.append,
         )
         self.history = History.of([Opened({"metric": "loss", "mode": "min"})])
@@ -43,7 +44,14 @@ class Engine:
             return schedule(view, demands, speed)
 
         self.placing = Placing(
-            executor, self.history, watched, self.log, lambda: self.now, lambda state: True, pace=Pace(SpeedModel())
+            executor,
+            self.history,
+            watched,
+            self.log,
+            lambda: self.now,
+            lambda state: True,
+            pace=Pace(SpeedModel()),
+            growing=growing,
         )
         self.placing.look()
 

@@ -1,18 +1,23 @@
 """Who is tried on several devices, who grows and who shrinks; and whole studies on real worker processes."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import penstock as ps
 from penstock.bundle import Description, Parted
-from penstock.events import Measured, Placed, read
+from penstock.events import Measured, Placed, Reported, read
 from penstock.executors.base import Device
 from penstock.scheduling.base import Assignment
+from penstock.scheduling.fifo import fifo
+from penstock.scheduling.fluid import dynamic_fluid, static_fluid
+from penstock.scheduling.growing import Growing
 from penstock.scheduling.speed import SpeedModel
 from penstock.scheduling.waterfill import waterfill
 from penstock.spreading import together
+from penstock.trial import Usage
 from tests.contracts.executors import Exact, alone
 from tests.test_placing import Engine
 
@@ -22,8 +27,8 @@ TWO = {1: 1.0, 2: 0.55}
 class Elastic(Engine):
     """An engine's surroundings with devices that one trial can have several of."""
 
-    def __init__(self, devices=2, batch_size=8, **more):
-        super().__init__(devices, schedule=waterfill, modes=("solo", "distributed"), **more)
+    def __init__(self, devices=2, batch_size=8, schedule=waterfill, **more):
+        super().__init__(devices, schedule=schedule, modes=("solo", "distributed"), **more)
         self.description = Description(signature="a", batch_size=batch_size)
 
     def go_on(self, seconds=1.0):
@@ -148,6 +153,142 @@ def test_the_devices_of_a_trial_are_on_as_few_nodes_as_can_be():
     shared = {0: Assignment(0, ("b0",), 0.5)}
     assert together(made, shared, devices) == [Assignment(1, ("a0", "a1"), 2.0)]
 
+    held = {0: Assignment(0, ("a0",), 1.0), 2: Assignment(2, ("b1",), 1.0)}
+    devices |= {name: Device(name, "b200", 8, "c") for name in ("c0", "c1")}
+    assert together(made, held, devices) == made, "and of the type that it was given"
+
+
+# Who grows onto idle devices
+
+
+def started(trials, devices, schedule=fifo, scaling=None, moving=0.0, **more):
+    """Trials that have a device each, the last of them the best, and that know what several give."""
+    one = Elastic(devices, schedule=schedule, **more)
+    one.placing.pace.model.started(moving)
+    for trial in range(trials):
+        one.ask(trial, budget=20)
+    one.placing.place()
+    if scaling is not None:
+        one.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling=scaling))
+    for trial in range(trials):
+        one.history.apply(Reported(trial, 1, 1, {"loss": 9.0 - trial}, None, Usage(), 0.0))
+    return one
+
+
+def settled(one):
+    """How many devices each trial has, once nobody moves any more."""
+    for _ in range(9):
+        one.placing.changed = True
+        one.go_on()
+        for trial in sorted(one.placing.moving):
+            one.stop(trial)
+    assert not one.placing.moving
+    return {trial: len(place.devices) for trial, place in sorted(one.placing.running.items())}
+
+
+FOUR = {1: 1.0, 2: 0.55, 4: 0.3}
+
+
+@pytest.mark.parametrize("schedule", [fifo, static_fluid])
+def test_under_schedulers_that_never_resize_idle_devices_go_to_the_best_or_evenly(schedule):
+    assert settled(started(3, 6, schedule, FOUR)) == {0: 1, 1: 1, 2: 4}
+    assert settled(started(3, 6, schedule, FOUR, growing=Growing("evenly"))) == {0: 2, 1: 2, 2: 2}
+
+
+def test_under_schedulers_that_do_what_they_leave_is_dealt():
+    assert settled(started(3, 8, dynamic_fluid, FOUR)) == {0: 2, 1: 2, 2: 4}
+
+
+def test_a_trial_does_not_move_for_nothing():
+    one = started(2, 4, fifo, {1: 1.0})
+    assert settled(one) == {0: 1, 1: 1}
+    assert len(one.bundles) == 2, "several do not pay"
+    one = started(2, 4, fifo, FOUR, moving=1e6)
+    assert settled(one) == {0: 1, 1: 1}
+    assert len(one.bundles) == 2, "it costs more than it saves"
+    one = started(1, 4, fifo, FOUR)
+    one.history.trials[0].reported = 19
+    assert settled(one) == {0: 1}, "it is nearly done"
+    one = started(1, 4, fifo, FOUR)
+    assert settled(one) == {0: 4}
+    made = len(one.bundles)
+    assert settled(one) == {0: 4}
+    assert len(one.bundles) == made
+
+
+def test_who_comes_is_given_what_was_idle():
+    one = started(2, 4, fifo, FOUR)
+    assert settled(one) == {0: 2, 1: 2}
+    one.ask(2, budget=20)
+    one.ask(3, budget=20)
+    assert settled(one) == {0: 1, 1: 1, 2: 1, 3: 1}
+    one = started(1, 4, waterfill, FOUR)
+    assert settled(one) == {0: 4}
+    made = len(one.bundles)
+    one.ask(1, budget=20)
+    assert settled(one) == {0: 4}, "what the scheduler gave it is its own"
+    assert len(one.bundles) == made
+
+
+def test_who_has_measured_keeps_what_it_is_dealt():
+    for growing, expected in ((Growing("best"), {0: 1, 1: 1, 2: 4}), (Growing("evenly"), {0: 2, 1: 2, 2: 2})):
+        one = started(3, 6, fifo, growing=growing)
+        one.go_on()
+        (trial,) = one.placing.moving
+        assert trial == 2, "the best one measures"
+        one.stop(trial)
+        assert one.last == ("distributed", ("gpu 2", "gpu 3", "gpu 4", "gpu 5"), True, [2])
+        one.measured(FOUR)
+        assert settled(one) == expected
+
+
+def test_more_devices_are_measured_where_the_most_that_were_tried_paid():
+    one = started(1, 8, fifo, FOUR)
+    one.go_on()
+    one.stop(0)
+    assert one.last == ("distributed", tuple(f"gpu {i}" for i in range(8)), True, [0])
+    one = started(1, 7, fifo, FOUR)
+    assert settled(one) == {0: 4}, "not for less than twice as many"
+    one = started(1, 8, fifo, {1: 1.0, 2: 0.5, 4: 0.6})
+    assert settled(one) == {0: 2}, "nor where they did not pay"
+
+
+def test_workers_that_did_not_meet_leave_idle_devices_to_others():
+    one = started(2, 3, fifo, TWO)
+    with pytest.warns(UserWarning, match="did not meet"):
+        one.placing.spreading.parted(Parted(("gpu 1", "gpu 2"), "They did not meet."))
+    assert settled(one) == {0: 2, 1: 1}
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_trial_is_spread_over_several_types_only_where_that_is_asked_for(mixed):
+    one = started(1, 4, fifo, growing=Growing(mixed=mixed))
+    one.cards[2:] = [Device(card.name, "b200", card.memory, "other") for card in one.cards[2:]]
+    one.placing.look()
+    one.go_on()
+    one.stop(0)
+    names = ("gpu 0", "gpu 1", "gpu 2", "gpu 3") if mixed else ("gpu 0", "gpu 1")
+    assert one.last == ("distributed", names, True, [0])
+    assert one.placing.running[0].lent == len(names) - 1
+    one.measured({1: 1.0, 2: 0.5, 4: 0.3} if mixed else TWO)
+    assert settled(one) == {0: 4 if mixed else 2}
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_fused_bundle_is_split_rather_than_its_neighbour_spread(splits):
+    one = started(0, 3, fifo)
+    for trial in range(3):
+        one.ask(trial, budget=20)
+    one.placing._describe()
+    fused = one.placing.make(("gpu 0",), "fused", "a")
+    for trial in (0, 1):
+        one.placing.begin(fused, trial, 0.5)
+    one.placing.begin(one.placing.make(("gpu 1",), "solo", "a"), 2, 1.0)
+    one.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling=TWO))
+    one.now += 1.0
+    one.placing.spreading.resize(SimpleNamespace(splits=lambda *arguments: splits))
+    assert one.placing.moving == ({1} if splits else {2})
+
 
 # How many devices are of use
 
@@ -189,6 +330,35 @@ def test_more_are_where_a_trial_is_faster_on_several():
     one.ask(0, budget=6)
     one.placing.place()
     one.measured({1: 1.0, 2: 0.5, 4: 0.3, 8: 0.4})
+    assert one.requests == [1, 4]
+
+
+def test_devices_that_come_too_late_to_be_of_use_are_not_asked_for():
+    def asked(coming, *, devices=1, moving=0.0, waiting=0):
+        one = flexible(devices)
+        one.placing.executor.provisioning = coming
+        for trial in range(1 + waiting):
+            one.ask(trial, budget=6)
+        one.placing.place()
+        one.placing.pace.model.started(moving)
+        one.placing.pace.model.observed(0, "h200", 1.0, 10.0)
+        one.measured(FOUR)
+        return one.requests[-1]
+
+    assert asked(coming=0.0) == 4
+    assert asked(coming=57.0) == 4, "of its six units of ten seconds it has trained two seconds"
+    assert asked(coming=60.0) == 1
+    assert asked(coming=40.0, moving=20.0) == 1, "nor where it would be there too late"
+    assert asked(coming=60.0, devices=3) == 3, "those that are there are of use"
+    assert asked(coming=60.0, waiting=2) == 3, "who waits needs one whenever it comes"
+
+
+def test_nothing_is_given_up_before_a_unit_was_timed():
+    one = flexible()
+    one.placing.executor.provisioning = 1e6
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.measured(FOUR)
     assert one.requests == [1, 4]
 
 

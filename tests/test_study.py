@@ -93,6 +93,8 @@ def test_bad_parts_are_refused_where_they_are_made(make, said):
         (dict(on="moon"), 'on must be "local", "ray", .* or penstock.Simulated\\(devices=64\\), got \'moon\''),
         (dict(sharing="packed"), 'sharing must be "auto", "solo", "fused" or "distributed", got \'packed\''),
         (dict(scheduler="best"), "scheduler must be one of waterfill, dynamic_fluid, static_fluid, fifo, got 'best'"),
+        (dict(growing="worst"), 'growing must be "best" or "evenly", got \'worst\''),
+        (dict(mixed_types="h200"), "mixed_types must be True or False, got 'h200'"),
         (dict(workers=0), "workers must be a whole number above 0, got 0"),
     ],
 )

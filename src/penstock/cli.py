@@ -64,6 +64,13 @@ class Scheduler(StrEnum):
     fifo = "fifo"
 
 
+class Growing(StrEnum):
+    """Who grows onto idle devices first."""
+
+    best = "best"
+    evenly = "evenly"
+
+
 class Format(StrEnum):
     """What a log can be exported to."""
 
@@ -87,6 +94,12 @@ Devices = Annotated[int | None, typer.Option(min=1, help="How many simulated dev
 HowScheduled = Annotated[
     Scheduler, typer.Option(help="Who gets how much of the devices; fifo: one trial a device, in the order of asking.")
 ]
+
+
+WhoGrows = Annotated[
+    Growing, typer.Option(help="Who has idle devices first, where several pay: the best trial, or who has fewest.")
+]
+MixedTypes = Annotated[bool, typer.Option("--mixed-types", help="Let a trial's devices be of several types.")]
 
 
 def main() -> None:
@@ -123,6 +136,8 @@ def run(
     weight: Weight = 1.0,
     sharing: HowShared = Sharing.auto,
     scheduler: HowScheduled = Scheduler.waterfill,
+    growing: WhoGrows = Growing.best,
+    mixed_types: MixedTypes = False,
     on: On = "local",
     devices: Devices = None,
     dir: Annotated[Path | None, typer.Option(help="The folder that holds the studies.")] = None,
@@ -136,7 +151,18 @@ def run(
     with _apart(json):
         with _refused(BAD_USAGE):
             study = load(file).replace(**{key: value for key, value in changes.items() if value is not None})
-        result = _run(study, _place(study, on, devices), workers, weight, sharing, scheduler, allow_changes, json)
+        result = _run(
+            study,
+            _place(study, on, devices),
+            json,
+            workers=workers,
+            weight=weight,
+            sharing=sharing.value,
+            scheduler=scheduler.value,
+            growing=growing.value,
+            mixed_types=mixed_types,
+            allow_changes=allow_changes,
+        )
     _show_result(study, result, json)
 
 
@@ -151,6 +177,8 @@ def resume(
     weight: Weight = 1.0,
     sharing: HowShared = Sharing.auto,
     scheduler: HowScheduled = Scheduler.waterfill,
+    growing: WhoGrows = Growing.best,
+    mixed_types: MixedTypes = False,
     on: On = "local",
     devices: Devices = None,
     states: States = None,
@@ -169,7 +197,18 @@ def resume(
     with _apart(json):
         with _refused(BAD_USAGE):
             study = load(origin(name, settings)).replace(name=name, dir=dir, seed=settings["seed"], **changes)
-        result = _run(study, _place(study, on, devices), workers, weight, sharing, scheduler, allow_changes, json)
+        result = _run(
+            study,
+            _place(study, on, devices),
+            json,
+            workers=workers,
+            weight=weight,
+            sharing=sharing.value,
+            scheduler=scheduler.value,
+            growing=growing.value,
+            mixed_types=mixed_types,
+            allow_changes=allow_changes,
+        )
     _show_result(study, result, json)
 
 
@@ -385,26 +424,9 @@ def _place(study: Study, on: str, devices: int | None) -> str | Simulated:
     return on
 
 
-def _run(
-    study: Study,
-    on: str | Simulated,
-    workers: int | None,
-    weight: float,
-    sharing: Sharing,
-    scheduler: Scheduler,
-    allow_changes: bool,
-    json: bool,
-) -> Result:
+def _run(study: Study, on: str | Simulated, json: bool, **settings: Any) -> Result:
     with _refused(FAILED):
-        return study.run(
-            on,
-            workers=workers,
-            weight=weight,
-            sharing=sharing.value,
-            scheduler=scheduler.value,
-            allow_changes=allow_changes,
-            progress=not json,
-        )
+        return study.run(on, progress=not json, **settings)
 
 
 def _show_result(study: Study, result: Result, json: bool) -> None:

@@ -21,6 +21,7 @@ from penstock.history import History, TrialRecord
 from penstock.pace import Pace
 from penstock.placing import Placing
 from penstock.scheduling.base import Scheduler
+from penstock.scheduling.growing import Growing
 from penstock.states import States, needed
 from penstock.trial import Config, Report, StateRef, Usage, score
 
@@ -53,13 +54,22 @@ class Engine:
         limits: Limits,
         fusing: Fusing | None = None,
         pace: Pace | None = None,
+        growing: Growing | None = None,
         watch: Callable[[History], None] | None = None,
     ) -> None:
         self.log, self.history, self.decider = log, history, decider
         self.executor, self.limits = executor, limits
         self.states, self.fusing, self.watch = states, fusing, watch
         self.placing = Placing(
-            executor, history, schedule, self._log, self.clock, self._intact, fusing=fusing, pace=pace
+            executor,
+            history,
+            schedule,
+            self._log,
+            self.clock,
+            self._intact,
+            fusing=fusing,
+            pace=pace,
+            growing=growing,
         )
         self.used = history.clock  # seconds, by earlier drivers
         self.interrupted = False

@@ -113,13 +113,27 @@ class Pace:
             return 1
         return max((self.model.curve(type, trial).widest for type in self._types), default=1)
 
+    def outlasts(self, trial: int, units: float, share: float, coming: float) -> bool:
+        """Whether a trial trains on, at its share, for longer than a device takes to come and the trial to move there.
+
+        Nothing is given up on an assumption: where no unit was timed yet, it does.
+        """
+        if self.model is None or not self.model.timed:
+            return True
+        left = units * min(self.model.unit(t, trial) * self.model.curve(t, trial).at(share) for t in self._types)
+        return left > coming + (self.model.moving if math.isfinite(self.model.moving) else 0.0)
+
     def widest(self, trial: int, device: str) -> int:
         """The most devices that pay for a trial, of the type of this one."""
         return 1 if self.model is None else self.model.curve(self._devices[device].type, trial).widest
 
-    def unmeasured(self, signature: str, type: str) -> bool:
-        """Whether it is to be found out what several devices of a type give a signature."""
-        return self.model is not None and not self.model.known(signature, type)[1]
+    def unmeasured(self, signature: str, type: str, count: int) -> bool:
+        """Whether it is to be found out what so many devices give a signature: where the last doubling tried paid."""
+        if self.model is None:
+            return False
+        scaling = self.model.known(signature, type)[1]
+        most = max(scaling, default=0)
+        return most == 0 or (1 < most <= count / 2 and min(scaling, key=lambda w: (scaling[w], w)) == most)
 
     def measured(self, event: Measured) -> list[str]:
         """A worker measured what sharing and spreading cost on its device; gives what was smoothed or cut."""

@@ -21,6 +21,7 @@ from penstock.pace import Pace
 from penstock.scheduling import grouping
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, Scheduler, View, room
 from penstock.scheduling.company import alike_together
+from penstock.scheduling.growing import Growing
 from penstock.spreading import Spreading, together
 from penstock.trial import Config, StateRef
 
@@ -41,6 +42,7 @@ class Place:
     leaving: set[int] = field(default_factory=set)
     torn: bool = False  # somebody died here who was not alone
     measure: bool = False  # what several devices give
+    lent: int = 0  # of its devices, which go back to who waits
 
     @property
     def share(self) -> float:
@@ -62,11 +64,12 @@ class Placing:
         *,
         fusing: Fusing | None = None,
         pace: Pace | None = None,
+        growing: Growing | None = None,
     ) -> None:
         self.executor, self.history, self.schedule = executor, history, schedule
         self.log, self.clock, self.intact = log, clock, intact
         self.fusing, self.pace = fusing, pace or Pace()
-        self.spreading = Spreading(self)
+        self.spreading = Spreading(self, growing or Growing())
         self.waiting: dict[int, Demand] = {}
         self.running: dict[int, Place] = {}
         self.asked = 0  # how often a trial was queued
@@ -211,8 +214,10 @@ class Placing:
                 told[entered.name] = entered
         for place in told.values():
             self.declare(place)
-        if not self.waiting and not self.moving:
-            self.spreading.probe()
+        if self.waiting:
+            self.spreading.give_back()
+        elif not self.moving:
+            self.spreading.use_idle()
         if not self.running and self.waiting and self.devices:
             raise StudyError(
                 f"{self.schedule.__name__} gives nothing that fits to any of the {len(self.waiting)} trials that wait, "

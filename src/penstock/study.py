@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock import __version__, events
 from penstock.algorithms.base import Algorithm
@@ -32,6 +32,7 @@ from penstock.result import Result
 from penstock.scheduling.base import Scheduler
 from penstock.scheduling.fifo import fifo
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
+from penstock.scheduling.growing import FIRST, First, Growing
 from penstock.scheduling.speed import SpeedModel
 from penstock.scheduling.waterfill import waterfill
 from penstock.space import Space
@@ -174,6 +175,8 @@ class Study:
         scheduler: str = "waterfill",
         workers: int | None = None,
         weight: float = 1.0,
+        growing: str = "best",
+        mixed_types: bool = False,
         allow_changes: bool = False,
         progress: bool | None = None,
     ) -> Result:
@@ -192,10 +195,14 @@ class Study:
             workers: how many devices at most, each with a worker of its own: on this machine 1, which trains in this
                 process, unless given; on a cluster all of them.
             weight: the study's part of a Ray cluster beside those of other studies.
+            growing: who has real devices first that are idle while nobody waits, as far as several pay: "best", the
+                best trial, or "evenly", the one that has fewest.
+            mixed_types: whether one trial's devices may be of several types; the slowest of them sets its pace.
             allow_changes: go on although the task, the space or the algorithm changed since the log was written.
             progress: show it; None where a person is looking.
         """
         schedule = self._check_run(on, sharing, scheduler, workers, weight)
+        grows = _growing(growing, mixed_types)
         log = self._open()
         try:
             settings = self._settings(log.dir.name)
@@ -219,6 +226,7 @@ class Study:
                     limits=limits,
                     fusing=self._fusing(executor, sharing, scheduler, log.dir),
                     pace=self._pace(executor, sharing, log.dir),
+                    growing=grows,
                 )
                 with self._progress(progress) as engine.watch, _signals(engine.interrupt):
                     reason = engine.run(Opened(settings, history.clock), pending)
@@ -377,6 +385,8 @@ def tune(
     scheduler: str = "waterfill",
     workers: int | None = None,
     weight: float = 1.0,
+    growing: str = "best",
+    mixed_types: bool = False,
     **settings: Any,
 ) -> Result:
     """``Study(task, space, ...).run(on=..., sharing=..., scheduler=..., workers=...)`` in one call.
@@ -388,7 +398,15 @@ def tune(
     >>> len(ps.tune(train, space, metric="loss", mode="min", algorithm=algorithm, trials=9).trials)
     9
     """
-    return Study(task, space, **settings).run(on, sharing=sharing, scheduler=scheduler, workers=workers, weight=weight)
+    return Study(task, space, **settings).run(
+        on,
+        sharing=sharing,
+        scheduler=scheduler,
+        workers=workers,
+        weight=weight,
+        growing=growing,
+        mixed_types=mixed_types,
+    )
 
 
 def seconds(time: float | str | None) -> float | None:
@@ -408,6 +426,14 @@ def seconds(time: float | str | None) -> float | None:
     if not value > 0:
         raise StudyError(f'deadline must be seconds above 0, or text such as "90s", "10m", "2h", got {time!r}.')
     return value
+
+
+def _growing(first: str, mixed: bool) -> Growing:
+    if first not in FIRST:
+        raise StudyError(f'growing must be "best" or "evenly", got {first!r}.')
+    if not isinstance(mixed, bool):
+        raise StudyError(f"mixed_types must be True or False, got {mixed!r}.")
+    return Growing(cast(First, first), mixed)
 
 
 def _profiles(dir: Path) -> Profiles:

@@ -530,6 +530,7 @@ def test_a_bundle_that_waits_for_a_device_fails_as_that_is_lost(simulate):
 def test_a_device_arrives_after_its_provision(simulate):
     new = Device("new", "h200", 1)
     run = simulate(arrivals=[(7, new)], provision=3.0)
+    assert run.executor.provisioning == 3.0
     assert run.wait() == [DeviceAdded(new)]
     assert run.executor.now() == 10
     run.names.append("new")

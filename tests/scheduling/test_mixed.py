@@ -190,3 +190,13 @@ def test_no_device_is_given_away_twice_and_no_trial_has_two_types(
             {name: left for name, left in now.room.items() if name in devices},
         )
         check(part, waiting, ours, [one for one in made if one.devices[0] in devices])
+
+
+@ALL
+def test_a_trial_that_spans_types_is_left_alone(scheduler: Scheduler) -> None:
+    devices, speed = cluster(new=4, old=2), known(moving=0.0, new=(1.0, SPREADS), old=(1.0, SPREADS))
+    wide = Holding(Demand(0, "g", 10), Assignment(0, ("new 0", "old 0"), 2.0))
+    assert scheduler(view(devices, wide), [], speed) == []
+    made = scheduler(view(devices, wide), [Demand(1, "g", 10)], speed)
+    assert [one.trial for one in made] == [1]
+    assert {"new 0", "old 0"}.isdisjoint(made[0].devices)

@@ -1,15 +1,23 @@
 """Batches that memory is too short for: taken in parts, one after another, with the curve of the whole."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 import penstock as ps
+from penstock.bundle import Bundle, Failed, Finished, Job, Measured, Placement, Stopped
+from penstock.executors.processes import ProcessExecutor
+from penstock.states import Folder
 from penstock.training.parts import Part
+from penstock.trial import Report
 from tests.contracts.executors import Exact, alone
 
 CONFIG = {"lr": 0.05}
+LEFT = Finished | Stopped | Failed
 
 
 class Plain(Exact):
@@ -109,3 +117,63 @@ def test_what_does_not_fit_at_all_fails():
 def test_what_cannot_be_cut_is_not():
     with pytest.raises(ValueError, match=r"a tensor of \(3,\) in a batch of 4"):
         Part(0, 2, 4).cut((torch.zeros(4, 2), torch.zeros(3)))
+
+
+# On several devices
+
+
+class Late(Plain):
+    """Memory gets short on the second of its workers: before it trains, and again while it does."""
+
+    calls = 0
+
+    def loss(self, model, batch, config):
+        self.calls += 1
+        second = dist.is_initialized() and dist.get_rank() == 1
+        self.holds = 10**6 if self.calls < 3 or not second else 7 if self.calls < 30 else 3
+        return super().loss(model, batch, config)
+
+
+class Ragged(Accepting):
+    """Of its last batch each of two workers has one row."""
+
+    batch_size = 22
+
+
+def spread(task, **more):
+    """What happens to a trial on two devices, which is placed again from its state each time that it is stopped."""
+    events, state = [], None
+    executor = ProcessExecutor(Job(task, 0, "loss", "min", Folder(Path("states"))), 2)
+    try:
+        for attempt in range(1, 5):
+            placement = Placement(0, attempt, CONFIG, 5, state)
+            executor.place(Bundle(f"bundle {attempt}", ("cpu:0", "cpu:1"), (placement,), "distributed", "a", **more))
+            while not (left := [e for e in events if isinstance(e, LEFT) and e.attempt == attempt]):
+                events += executor.wait()
+            if not isinstance(left[0], Stopped):
+                break
+            state = left[0].state
+    finally:
+        executor.close()
+    return events
+
+
+@pytest.mark.parametrize(("task", "stops", "more"), [(Short(), 2, {"measure": True}), (Late(), 2, {})])
+def test_on_several_devices_all_take_smaller_parts_once_memory_ran_out_on_one(task, stops, more):
+    events = spread(task, **more)
+    assert [type(e) for e in events].count(Stopped) == stops
+    assert isinstance(events[-1], Finished)
+    reports = {e.unit: e.metrics["loss"] for e in events if isinstance(e, Report)}
+    for unit, expected in enumerate(alone(Plain(), 0, CONFIG, 5), 1):
+        assert reports[unit] == pytest.approx(expected["loss"], abs=1e-9)
+    measured = [e.scaling.keys() for e in events if isinstance(e, Measured)]
+    assert measured == ([{1, 2}] if more else [])
+
+
+def test_on_several_devices_batch_norm_is_not_shown_parts_either():
+    events = spread(Normalized())
+    (measured,) = {e.reason for e in events if isinstance(e, Measured)}
+    assert measured.endswith("BatchNorm would see parts of a batch: set accumulate = True in the task to accept that")
+    assert measured.startswith("never on several devices: a batch does not fit into memory")
+    events = spread(Ragged())
+    assert [e.unit for e in events if isinstance(e, Report)] == [1, 2, 3, 4, 5]

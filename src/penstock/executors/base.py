@@ -52,6 +52,8 @@ class Executor(ABC):
     - A worker that dies loses no report that was sent; each of its trials is told as ``Failed(died=True)``.
     - Workers exit when their driver does.
     - ``flexible`` says that requests change which devices there are, and ``scales`` that nodes come and go with them.
+      ``provisioning`` is the seconds that a device takes to come once it is asked for: 0 where all are there, or where
+      none was seen to come yet.
     - ``modes`` are those that a bundle can have here. ``virtual`` says that the clock is not the machine's: ``wait``
       then moves it on to the next event, or by ``timeout``.
     """
@@ -60,6 +62,7 @@ class Executor(ABC):
     virtual: bool = False
     flexible: bool = False
     scales: bool = False
+    provisioning: float = 0.0
 
     @abstractmethod
     def devices(self) -> Sequence[Device]:

@@ -186,9 +186,9 @@ class RayExecutor(Executor):
         return self._scaling.grows
 
     @property
-    def provisioning(self) -> float | None:
-        """Seconds that a worker takes to come where its node has to come first, as measured; None before any has."""
-        return self._scaling.provisioning
+    def provisioning(self) -> float:  # type: ignore[override]
+        """Seconds that a worker takes to come where its node has to come first, as measured."""
+        return self._scaling.provisioning or 0.0
 
     def now(self) -> float:
         return time.monotonic() - self._began

@@ -39,6 +39,7 @@ class SimulatedExecutor(Executor):
 
     def __init__(self, job: Job, settings: Simulated) -> None:
         self._job, self._settings = job, settings
+        self.provisioning = settings.provision
         self._now, self._woken = 0.0, False
         self._heap: list[tuple[float, int, Callable[[Any], None], Any, int]] = []
         self._counter = count()

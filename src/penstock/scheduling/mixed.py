@@ -19,8 +19,8 @@ def by_type(scheduler: Scheduler) -> Scheduler:
     """Make a scheduler of devices that are alike one of any: it is asked for each type on its own.
 
     A trial is dealt to the type on which it would end first, after what runs and is dealt there, the longest first. So
-    a trial may wait for a fast device while a slow one is free, where it would end later. None spans types, and none
-    moves from one to another: what a share costs is known on a type alone.
+    a trial may wait for a fast device while a slow one is free, where it would end later. None is given several types,
+    and none moves from one to another: what a share costs is known on a type alone. One that spans types is left alone.
     """
 
     @wraps(scheduler)
@@ -63,7 +63,7 @@ class _Part:
 
 def _part(view: View, type: str, speed: Speed) -> _Part:
     devices = {name: device for name, device in view.devices.items() if device.type == type}
-    running = {trial: one for trial, one in view.running.items() if one.assignment.devices[0] in devices}
+    running = {trial: one for trial, one in view.running.items() if devices.keys() >= {*one.assignment.devices}}
     room = {name: left for name, left in view.room.items() if name in devices}
     load = sum(
         (one.demand.units - one.done) * speed.seconds(trial, one.assignment.share) * one.assignment.share

@@ -138,6 +138,11 @@ class SpeedModel:
         """Stopping a trial took that long after its last report."""
         self._stop.add(max(0.0, seconds))
 
+    @property
+    def timed(self) -> bool:
+        """Whether any unit was seen."""
+        return self._all.count > 0
+
     def unit(self, type: str, trial: int) -> float:
         """The seconds of a trial's unit alone on a type: its own there, else the mean of its like, else of all there.
 

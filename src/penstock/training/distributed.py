@@ -11,7 +11,7 @@ import fcntl
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from inspect import signature
@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.errors import TaskError
+from penstock.training.bundles import out_of_memory
 from penstock.training.keyed import Solo
 from penstock.training.loop import Training
 from penstock.training.parts import InParts, Part
@@ -147,7 +148,8 @@ class Gang:
         """Leave word of what went wrong here, unless it is that another has gone."""
         if not _torn(error):
             with suppress(dist.DistError):  # nobody reads it any more
-                self.store.set(ERROR, ("spread " if isinstance(error, Unspreadable) else "failed ") + text)
+                kind = "memory" if out_of_memory(error) else "spread" if isinstance(error, Unspreadable) else "failed"
+                self.store.set(ERROR, f"{kind} {text}")
                 self.store.set(f"here {self.rank}", "")
 
     def behind(self, error: Exception) -> Exception:
@@ -157,7 +159,7 @@ class Gang:
         if not self.store.check([ERROR]):
             return Torn(f"one of its {self.count} workers died ({error})")
         kind, _, text = self.store.get(ERROR).decode().partition(" ")
-        return Unspreadable(text) if kind == "spread" else Theirs(text)
+        return {"spread": Unspreadable, "memory": MemoryError}.get(kind, Theirs)(text)
 
     def leave(self) -> None:
         """Part; who still waits for this one is told that it is gone, once nothing holds the connection."""
@@ -175,16 +177,18 @@ class Distributed(Training):
     """A trial in training on the devices of a gang. Each worker has one; they take every step together."""
 
     gang: Gang
+    devices = 1  # on which it trains
     timed: list[float] | None = None  # the seconds of each step, where they are wanted
     together: DistributedDataParallel | None = None
 
     def join(self, gang: Gang) -> None:
         """Train with these from the next step on; all are at the same state."""
-        self.gang = gang
+        self.gang, self.devices = gang, gang.count
         spread = gang.count > 1
         synchronize(self.model, gang if spread else None)
         generators = self.randomness.generators
-        self.randomness = InParts(self.model, generators, self.part) if spread else Solo(self.model, generators)
+        whole = not spread and self.parts == 1
+        self.randomness = Solo(self.model, generators) if whole else InParts(self.model, generators, self.part)
         self.together = None
         if spread:
             try:
@@ -207,8 +211,36 @@ class Distributed(Training):
             self.restore(state, inherited=False)
 
     def part(self) -> Part:
-        """This worker's part of the batch that is next."""
+        """This worker's part of the batch that is next, or the part of it that it takes now."""
+        return self._ours() if self.parts == 1 else self._taken
+
+    def _ours(self) -> Part:
         return Part.of(self._rows(), self.gang.rank, self.gang.count)
+
+    def divide(self, parts: int) -> str:
+        """As on one device: of so many parts of a batch each worker takes its own, one after another.
+
+        What parts are together was compared before.
+        """
+        if reason := self._indivisible(parts):
+            return reason
+        self.parts = parts
+        return ""
+
+    def _accumulate(self, batch: Any) -> Tensor:
+        """All take as many parts, as BatchNorm exchanges its sums in each; gradients are exchanged in the last."""
+        ours, total = self._ours(), torch.zeros((), device=self.device)
+        many = min(-(-one // self.gang.count) for one in (self.parts, ours.whole))
+        for rank in range(many):
+            some = Part.of(ours.rows, rank, many)
+            begin, end = ours.begin + some.begin, ours.begin + some.end
+            self._taken = Part(begin, end, ours.whole, ours.present and some.present)
+            if self.together is None:
+                total = total + self._backward(some.cut(batch), self._taken.weight).detach()
+                continue
+            with nullcontext() if rank == many - 1 else self.together.no_sync():
+                total = total + self._backward(some.cut(batch)).detach()
+        return total
 
     def batches(self) -> Iterator[Any]:
         def rows(whole: int) -> slice:
@@ -266,11 +298,18 @@ class Distributed(Training):
                 sums[name] = sums.get(name, 0.0) + value * length
         return {name: value / self.data.valid.length for name, value in sums.items()}
 
-    def check(self, gang: Gang) -> None:
+    def check(self, gang: Gang, parts: int = 1) -> None:
         """Join, if batches in parts are what they are whole: their losses, gradients and what they leave in buffers.
 
-        The first worker takes them whole. Nothing of it stays.
+        The first worker takes them whole, and smaller ones where memory holds one of ``parts``. Nothing of it stays.
         """
+        size, self.batch_size = self.batch_size, -(-self.batch_size // parts)
+        try:
+            self._compare(gang)
+        finally:
+            self.batch_size = size
+
+    def _compare(self, gang: Gang) -> None:
         before, place = {name: one.clone() for name, one in self.model.named_buffers()}, self.place
         places = range(place, self.data.train.length, self.batch_size)[:CHECKED]
         whole, unused = list[_Step](), list[str]()
@@ -286,7 +325,7 @@ class Distributed(Training):
             try:
                 parts = self._try(next(batches), before)
             except Exception as error:
-                if _torn(error):
+                if _torn(error) or out_of_memory(error):
                     raise
                 raise Unspreadable(f"a part of a batch fails: {type(error).__name__}: {error}") from error
             gang.sum(parts.loss.div_(gang.count))

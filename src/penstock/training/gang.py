@@ -29,6 +29,7 @@ class GangRun(OneTrial):
         super().__init__(worker, bundle)
         self.first = bundle.rank == 0
         self._state: StateRef | None = self.placement.state
+        self._parts = 0  # in which a batch is taken, once it trains
         self._quiet = 0  # steps until the first says again whether to go on
         self._began, self._first_step = time.perf_counter(), 0  # of what the next report tells the usage of
 
@@ -55,7 +56,7 @@ class GangRun(OneTrial):
             yield from self._train(gang, run)
         except Exception as error:
             if self.first:
-                yield from self._failed(error if gang is None else gang.behind(error))
+                yield from self._failed(error if gang is None else gang.behind(error), run)
             elif gang is not None:
                 gang.blame(error, explain(error))
         finally:
@@ -67,11 +68,15 @@ class GangRun(OneTrial):
 
     def _train(self, gang: Gang, run: Distributed) -> Events:
         """Train to the end, on all devices; or first on 1, 2, 4, … of them, to see what each number gives."""
+        from penstock.training.distributed import Unspreadable
+
         signature, known = self.bundle.signature, self.worker.spreadable
-        (checked,) = gang.hear(signature in known)
+        checked, self._parts = gang.hear(signature in known, self.worker.parts.get(signature, 1))
         if not checked:
-            run.check(gang)
+            run.check(gang, self._parts)
             known.add(signature)
+        if self._parts > (1 if self.bundle.measure else gang.count) and (reason := run.divide(self._parts)):
+            raise Unspreadable(f"a batch does not fit into memory, nor can it be taken in parts: {reason}")
         if self.bundle.measure:
             yield from self._measure(gang, run)
             if self._over:
@@ -154,17 +159,23 @@ class GangRun(OneTrial):
         if self.first:
             yield Stopped(self.placement.trial, self.placement.attempt, self._state)
 
-    def _failed(self, error: Exception) -> Events:
-        """What became of the trial: its own error on whichever worker, a worker's death, or that it stays on one."""
+    def _failed(self, error: Exception, run: Distributed | None) -> Events:
+        """What became of the trial: its own error on whichever worker, a worker's death, or that it stays on one.
+
+        Where memory ran out on one of them, they come together again from the last state, and take smaller parts.
+        """
         from penstock.training.distributed import Apart, Torn, Unspreadable
 
         trial, attempt = self.placement.trial, self.placement.attempt
-        if isinstance(error, Apart):
+        smaller = run is not None and self._parts > 0 and out_of_memory(error)
+        if run is not None and smaller:
+            self.worker.parts[self.bundle.signature] = 2 * max(self._parts, run.devices)
+        elif isinstance(error, Apart):
             yield Parted(self.bundle.devices, str(error))
         elif isinstance(error, Unspreadable):
             yield self._measured({1: 1.0}, f"never on several devices: {error}")
         self._over = True
-        if isinstance(error, Apart | Unspreadable):
+        if smaller or isinstance(error, Apart | Unspreadable):
             yield Stopped(trial, attempt, self._state)
         else:
             died = out_of_memory(error) or isinstance(error, Torn)

@@ -170,10 +170,8 @@ class Training:
 
     def divide(self, parts: int) -> str:
         """Take every batch in so many parts from now on, as memory is short; gives why not, where that would differ."""
-        if parts > self.batch_size:
-            return "a part of a batch is one sample already"
-        if not self.task.accumulate and any(isinstance(one, _BatchNorm) for one in self.model.modules()):
-            return "BatchNorm would see parts of a batch: set accumulate = True in the task to accept that"
+        if reason := self._indivisible(parts):
+            return reason
         batch = next(iter(self.data.train.batches(self.epoch, self.place, self.batch_size)))
         first, whole = Part.of(self._rows(), 0, parts), self._rows()
         try:
@@ -183,6 +181,13 @@ class Training:
             return f"its batches cannot be cut: {error}"
         self.parts, self._taken = parts, Part(0, whole, whole)
         self.randomness = InParts(self.model, self.randomness.generators, lambda: self._taken)
+        return ""
+
+    def _indivisible(self, parts: int) -> str:
+        if parts > self.batch_size:
+            return "a part of a batch is one sample already"
+        if not self.task.accumulate and any(isinstance(one, _BatchNorm) for one in self.model.modules()):
+            return "BatchNorm would see parts of a batch: set accumulate = True in the task to accept that"
         return ""
 
     @torch.no_grad()

@@ -41,6 +41,7 @@ class Worker:
         self._data: Any = None
         self._reads: list[Any] = []  # what loss and metrics were seen to do with configs
         self._recipes: dict[str, Recipe] = {}
+        self.parts: dict[str, int] = {}  # in which batches of a signature fit into the memory of several devices
         self.spreadable: set[str] = set()  # signatures whose batches were seen to be what their parts are together
 
     @property
