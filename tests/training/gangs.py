@@ -31,12 +31,13 @@ class Gangs:
             process.kill()
             process.join()
 
-    def train(self, task, number, config, count, steps):
+    def train(self, task, number, config, count, steps, state=None, kind=Distributed):
         """(state, curve) of a trial that ``count`` processes have trained; or why it is not to be spread."""
-        self.ends[0].send((task, number, config, 0, count, steps, None))
+        order = (task, number, config, count, steps, state, kind)
+        self.ends[0].send((0, None, *order))
         meeting = self.ends[0].recv()
         for rank in range(1, count):
-            self.ends[rank].send((task, number, config, rank, count, steps, meeting))
+            self.ends[rank].send((rank, meeting, *order))
         (kind, value), *_ = [end.recv() for end in self.ends[:count]]
         if kind == "error":
             raise AssertionError(value)
@@ -57,21 +58,24 @@ def _serve(connection):
             connection.send(("error", traceback.format_exc()))
 
 
-def _train(connection, task, number, config, rank, count, steps, meeting):
+def _train(connection, rank, meeting, task, number, config, count, steps, state, kind):
     if rank == 0:
         gang, address = Gang.open(HOST, count, CPU)
         connection.send(address)
     else:
         gang = Gang.join(meeting, rank, count, CPU)
     data = DataCache(task, 0, CPU).get(config)
-    run = Distributed(task, number, config, data, seed=0, device=CPU, metric="loss", mode="min")
+    run = kind(task, number, config, data, seed=0, device=CPU, metric="loss", mode="min")
+    if state is not None:
+        run.restore(state, inherited=False)
     for _ in gang.waits():
         pass
     gang.connect(HOST)
     try:
         run.check(gang)
         curve = go_on(run, steps)
-        return (run.state(), curve) if rank == 0 else None
+        told = run.told_state()
+        return (told, curve) if rank == 0 else None
     except Exception as error:
         if rank:
             gang.blame(error, str(error))

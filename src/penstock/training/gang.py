@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Parted, Saved, Stopped
 from penstock.curve import doublings
+from penstock.task import Task, cannot_share
 from penstock.training.bundles import SAVING, Events, OneTrial, explain, out_of_memory
 from penstock.trial import Report, StateRef, Usage
 
@@ -28,6 +28,7 @@ class GangRun(OneTrial):
     def __init__(self, worker: Worker, bundle: Bundle) -> None:
         super().__init__(worker, bundle)
         self.first = bundle.rank == 0
+        self.sharded = isinstance(worker.job.task, Task) and worker.job.task.shards > 1  # it has no other way
         self._state: StateRef | None = self.placement.state
         self._quiet = 0  # steps until the first says again whether to go on
         self._began, self._first_step = time.perf_counter(), 0  # of what the next report tells the usage of
@@ -49,7 +50,7 @@ class GangRun(OneTrial):
             for _ in gang.waits():
                 yield None
                 if self.leaving:  # it is to be elsewhere, and so may one that it waits for
-                    yield from self._leave_early()
+                    yield from self._end()
                     return
             gang.connect(worker.host)
             yield from self._train(gang, run)
@@ -71,7 +72,8 @@ class GangRun(OneTrial):
         (checked,) = gang.hear(signature in known)
         if not checked:
             run.check(gang)
-            known.add(signature)
+            if signature:  # others like it need no check
+                known.add(signature)
         if self.bundle.measure:
             yield from self._measure(gang, run)
             if self._over:
@@ -110,26 +112,27 @@ class GangRun(OneTrial):
         try:
             for metrics in steps:
                 now = time.perf_counter()
-                due = self.first and now - saved > worker.save_cost / SAVING
-                ends = metrics is not None and run.unit >= self.budget
-                if ends or due:
+                ends = due = leaves = 0
+                if self._quiet <= 0 or metrics is not None:
+                    quiet = max(1, min(1000, int(TALK / max(now - stepped, FREE))))
+                    ends = metrics is not None and run.unit >= self.budget
+                    due = now - saved > worker.save_cost / SAVING
+                    ends, due, leaves, self._quiet = run.gang.hear(ends, due, self.leaving, quiet)
+                self._quiet -= 1
+                if ends or due or leaves:
                     saved = self._save(run)
                 if metrics is not None and self.first:
-                    state = self._state if ends or due else None
+                    state = self._state if ends or due or leaves else None
                     seconds = (now - self._began) * len(self.bundle.devices)  # it holds them all, whatever it measures
                     usage = Usage(seconds, run.step - self._first_step, worker.peak_bytes())
                     yield Report(trial, run.unit, metrics, attempt, state, usage)
                     self._began, self._first_step = now, run.step
-                elif due and self._state is not None:
+                elif due and not leaves and self.first and self._state is not None:
                     yield Saved(trial, attempt, self._state)
+                if ends or leaves:
+                    yield from self._end(finished=bool(ends))
+                    return
                 yield None
-                self._quiet -= 1
-                if self._quiet < 0 or metrics is not None:
-                    quiet = max(1, min(1000, int(TALK / max(now - stepped, FREE))))
-                    ended, leaves, self._quiet = run.gang.hear(ends, self.leaving, quiet)
-                    if ended or leaves:
-                        yield from self._end(run, finished=bool(ended))
-                        return
                 if timed is not None and len(taken) == WARM + TIMED:
                     timed += taken[WARM:]
                     return
@@ -138,20 +141,11 @@ class GangRun(OneTrial):
             run.timed = None
             steps.close()
 
-    def _end(self, run: Distributed, *, finished: bool) -> Generator[Any, None, None]:
+    def _end(self, *, finished: bool = False) -> Events:
         self._over = True
-        if not self.first:
-            return
-        if finished:
+        if self.first and finished:
             yield Finished(self.placement.trial, self.placement.attempt)
-            return
-        if self._state is None or self._state.step != run.step:
-            self._save(run)
-        yield Stopped(self.placement.trial, self.placement.attempt, self._state)
-
-    def _leave_early(self) -> Events:
-        self._over = True
-        if self.first:
+        elif self.first:
             yield Stopped(self.placement.trial, self.placement.attempt, self._state)
 
     def _failed(self, error: Exception) -> Events:
@@ -161,18 +155,20 @@ class GangRun(OneTrial):
         trial, attempt = self.placement.trial, self.placement.attempt
         if isinstance(error, Apart):
             yield Parted(self.bundle.devices, str(error))
+        if self.sharded and isinstance(error, Unspreadable):
+            error = Unspreadable(cannot_share(self.worker.job.task, str(error)))
         elif isinstance(error, Unspreadable):
             yield self._measured({1: 1.0}, f"never on several devices: {error}")
         self._over = True
-        if isinstance(error, Apart | Unspreadable):
+        if isinstance(error, Apart | Unspreadable) and not self.sharded:
             yield Stopped(trial, attempt, self._state)
         else:
-            died = out_of_memory(error) or isinstance(error, Torn)
+            died = out_of_memory(error) or isinstance(error, Torn | Apart)
             yield Failed(trial, attempt, explain(error), died=died)
 
     def _save(self, run: Distributed) -> float:
-        if self.first:
-            self._state = self.worker.save(self.placement, run.state())
+        if (state := run.told_state()) is not None:
+            self._state = self.worker.save(self.placement, state)
         return time.perf_counter()
 
     def _measured(self, scaling: dict[int, float], reason: str) -> Measured:

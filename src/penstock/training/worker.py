@@ -116,19 +116,33 @@ class Worker:
             from penstock.training.checkpoint import load
 
             run.restore(load(self.job.states, placement.state), inherited=placement.inherited)
-        elif self.save_cost == 0.0 and isinstance(task, Task):
-            self.save_cost = 0.01 + sum(p.nbytes for p in run.model.parameters()) / 50e6  # until one is measured
+        elif isinstance(task, Task):
+            self._expect(run)
         return run
+
+    def _expect(self, run: Training) -> None:
+        if self.save_cost == 0.0:
+            self.save_cost = 0.01 + sum(p.nbytes for p in run.model.parameters()) / 50e6  # until one is measured
 
     def begin_spread(self, placement: Placement) -> Distributed:
         """A trial that other workers train too, at its placement's state."""
         from penstock.training.checkpoint import load
-        from penstock.training.distributed import Distributed
 
-        run: Distributed = self._training_of(placement.trial, placement.config, Distributed)
+        run: Distributed = self._training_of(placement.trial, placement.config, self._spread)
+        self._expect(run)
         if placement.state is not None:
             run.restore(load(self.job.states, placement.state), inherited=placement.inherited)
         return run
+
+    @property
+    def _spread(self) -> type[Distributed]:
+        if isinstance(self.job.task, Task) and self.job.task.shards > 1:
+            from penstock.training.sharded import Sharded
+
+            return Sharded
+        from penstock.training.distributed import Distributed
+
+        return Distributed
 
     @property
     def torch_device(self) -> torch.device:
