@@ -53,13 +53,14 @@ class Engine:
         limits: Limits,
         fusing: Fusing | None = None,
         pace: Pace | None = None,
+        shards: int = 1,
         watch: Callable[[History], None] | None = None,
     ) -> None:
         self.log, self.history, self.decider = log, history, decider
         self.executor, self.limits = executor, limits
         self.states, self.fusing, self.watch = states, fusing, watch
         self.placing = Placing(
-            executor, history, schedule, self._log, self.clock, self._intact, fusing=fusing, pace=pace
+            executor, history, schedule, self._log, self.clock, self._intact, fusing=fusing, pace=pace, shards=shards
         )
         self.used = history.clock  # seconds, by earlier drivers
         self.interrupted = False

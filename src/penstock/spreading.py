@@ -91,7 +91,7 @@ class Spreading:
                 placing.hold(trial, Assignment(trial, place.devices, float(len(place.devices))))
         made = together(placing.schedule(placing.view(), (), placing.pace.speed()), placing.assigned, placing.devices)
         for one in made:
-            if one.trial in placing.running and not self._are_apart(one.devices):
+            if one.trial in placing.running and not self.are_apart(one.devices):
                 self._destine(one.trial, Destiny(one.devices))
         if not made:
             self.probe()
@@ -119,7 +119,7 @@ class Spreading:
         few = f"a batch of {known.batch_size} has no more parts" if known.batch_size < len(free) else ""
         for count in range(min(len(free), known.batch_size), 1, -1):
             (names,) = arrange(free, {trial: (device,)}, {trial: count}).values()
-            if not self._are_apart(names):
+            if not self.are_apart(names):
                 return Destiny(names, measure=True, reason=few)
         return None
 
@@ -131,7 +131,8 @@ class Spreading:
         """
         placing = self.placing
         demands = placing.demands()
-        wanted = sum(placing.pace.pays(demand.trial) for demand in demands)
+        shards = placing.sharding and placing.sharding.count
+        wanted = sum(shards or placing.pace.pays(demand.trial) for demand in demands)
         if any(demand.open for demand in demands):
             wanted = max(wanted, self._requested)
         few, before = wanted < len(placing.devices), self._requested
@@ -167,7 +168,8 @@ class Spreading:
     def _idle(self) -> list[str]:
         return [name for name in self.placing.devices if not self.placing.on[name]]
 
-    def _are_apart(self, devices: Collection[str]) -> bool:
+    def are_apart(self, devices: Collection[str]) -> bool:
+        """Whether workers on these devices did not meet."""
         return any(one <= set(devices) for one in self._apart)
 
     def _send_off(self, place: Place, trials: list[int]) -> None:

@@ -110,10 +110,15 @@ def _check_shards(task: Task) -> None:
         )
 
 
+def shards(task: AnyTask) -> int:
+    """How many devices hold one trial of a task together."""
+    return task.shards if isinstance(task, Task) else 1
+
+
 def cannot_share(task: AnyTask, why: str) -> str:
     """What is said of a trial that cannot train with its task's shards."""
     return (
-        f"A trial of {task_name(task)} cannot be trained with shards = {getattr(task, 'shards', 1)}, and is on no single "
+        f"A trial of {task_name(task)} cannot be trained with shards = {shards(task)}, and is on no single "
         f"device: {why}."
     )
 

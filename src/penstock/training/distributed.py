@@ -363,8 +363,10 @@ def _norms(
 ) -> tuple[list[float], list[float]]:
     """How large the first of each pair is, and how far from it the second, if there is one."""
     squares = [one.double().square().sum() for one, _ in pairs]
-    squares += [one.new_zeros((), dtype=torch.float64) if b is None else (one.double() - b.double()).square().sum()
-                for one, b in pairs]
+    squares += [
+        one.new_zeros((), dtype=torch.float64) if b is None else (one.double() - b.double()).square().sum()
+        for one, b in pairs
+    ]
     found = torch.stack(squares)
     norms = (found if total is None else total(found)).sqrt().tolist()
     return norms[: len(pairs)], norms[len(pairs) :]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Parted, Saved, Stopped
 from penstock.curve import doublings
-from penstock.task import Task, cannot_share
+from penstock.task import cannot_share, shards
 from penstock.training.bundles import SAVING, Events, OneTrial, explain, out_of_memory
 from penstock.trial import Report, StateRef, Usage
 
@@ -28,7 +28,7 @@ class GangRun(OneTrial):
     def __init__(self, worker: Worker, bundle: Bundle) -> None:
         super().__init__(worker, bundle)
         self.first = bundle.rank == 0
-        self.sharded = isinstance(worker.job.task, Task) and worker.job.task.shards > 1  # it has no other way
+        self.sharded = shards(worker.job.task) > 1  # it has no other way
         self._state: StateRef | None = self.placement.state
         self._quiet = 0  # steps until the first says again whether to go on
         self._began, self._first_step = time.perf_counter(), 0  # of what the next report tells the usage of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count as numbers
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 import torch
@@ -90,11 +90,11 @@ class Sharded(Distributed):
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """As on one device; all call the model as often, so that who has no batch left takes one that does not count."""
+        """As on one device. All call the model as often: who has no batch left takes one that does not count."""
         gang, task, valid = self.gang, self.task, self.data.valid
         self.model.eval()
         keyed = self.eval_randomness.at(self.seed ^ 1, self.step)
-        rounds = -(-(-(-valid.length // task.eval_batch_size)) // gang.count)
+        rounds = ceil(ceil(valid.length / task.eval_batch_size) / gang.count)
         rows, batch = [], None
         with self.autocast():
             batches = valid.all(task.eval_batch_size, gang.rank, gang.count)
@@ -130,19 +130,20 @@ class Sharded(Distributed):
         """Join, and compare as on whole devices; here all take the same rows first, as many as there is memory for."""
         self.join(gang)
         before, place = {name: one.clone() for name, one in self.model.named_buffers()}, self.place
-        self.most = max(2 * gang.count, -(-self.batch_size // gang.count))
+        places = range(place, self.data.train.length, self.batch_size)[:CHECKED]
+        self.most = max(2 * gang.count, ceil(self.batch_size / gang.count))
         reason = ""
-        for self.place in range(place, self.data.train.length, self.batch_size)[:CHECKED]:
-            whole, parts = (self._taken(seat, before) for seat in ((0, 1), (gang.rank, gang.count)))
+        for self.place in places:
+            whole, parts = (self._try(seat, before) for seat in ((0, 1), (gang.rank, gang.count)))
             for step in (whole, parts):
                 gang.sum(step.loss.div_(gang.count))
             found = difference(whole, parts, self.task.precision, gang.sum)
             reason = reason or found
         self.place, self.most = place, inf
-        for reason in filter(None, gang.gather(reason)):
-            raise Unspreadable(reason)
+        if any(reasons := gang.gather(reason)):
+            raise Unspreadable(next(filter(None, reasons)))
 
-    def _taken(self, seat: tuple[int, int], before: dict[str, Tensor]) -> Step:
+    def _try(self, seat: tuple[int, int], before: dict[str, Tensor]) -> Step:
         """What the next batch gives, whole or in parts."""
         self.seat = seat
         synchronize(self.model, self.gang if seat[1] > 1 else None)

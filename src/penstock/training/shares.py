@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import torch
@@ -30,10 +31,10 @@ def share_out(root: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def groups(model: nn.Module) -> list[nn.Module]:
-    """The modules whose parameters are gathered together: the members of ``Sequential``, ``ModuleList``, ``ModuleDict``.
+    """The modules whose parameters are gathered together: members of ``Sequential``, ``ModuleList``, ``ModuleDict``.
 
-    Those call nobody else's parameters, as a rule, and are called one after another. One that shares a parameter with
-    a module outside of it is no group: the parameter is then gathered with all that are in none.
+    As a rule they are called one after another, and nobody else computes with their parameters. One that shares a
+    parameter with a module outside of it is no group: the parameter is then gathered with all that are in none.
     """
     owners = Counter(id(p) for one in model.modules() for p in one.parameters(recurse=False))
     return list(_groups(model, owners))
@@ -58,9 +59,9 @@ def _given(module: nn.Module, args: Any, output: Any) -> Any:
 def whole(tree: Any, *, keep: bool) -> Any:
     """The same with whole tensors on the CPU, in which all devices take part; the others ``keep`` nothing of them."""
     if isinstance(tree, dict):
-        for name, value in tree.items():
-            tree[name] = whole(value, keep=keep)
-        return tree
+        made = copy(tree)  # with what torch notes beside a model's
+        made.update({name: whole(value, keep=keep) for name, value in tree.items()})
+        return made
     if isinstance(tree, list | tuple):
         return type(tree)(whole(value, keep=keep) for value in tree)
     if isinstance(tree, DTensor):
@@ -148,7 +149,8 @@ def _steps(optimizer: torch.optim.Optimizer, parameters: list[list[Any]]) -> lis
             state = whole(one.state_dict(), keep=True)
             one = _twin(optimizer, parameters)
             take_up(one, state)
-    return [p.detach().full_tensor() if isinstance(p, DTensor) else p.detach() for p in flat]
+    found: list[Tensor] = whole([p.detach() for p in flat], keep=True)
+    return found
 
 
 def _twin(optimizer: torch.optim.Optimizer, parameters: list[list[Any]]) -> Any:

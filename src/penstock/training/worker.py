@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.bundle import Bundle, Description, Gathering, Job, Placement, Stopped, WorkerEvent
-from penstock.task import FunctionTask, Task
+from penstock.task import FunctionTask, Task, shards
 from penstock.training.bundles import Events, FusedRun, Run, Solo
 from penstock.trial import Config, StateRef
 
@@ -136,7 +136,7 @@ class Worker:
 
     @property
     def _spread(self) -> type[Distributed]:
-        if isinstance(self.job.task, Task) and self.job.task.shards > 1:
+        if shards(self.job.task) > 1:
             from penstock.training.sharded import Sharded
 
             return Sharded
@@ -236,10 +236,12 @@ class Worker:
         """What a config's trial is like, with one dry batch if ``train``; the global random states stay."""
         if isinstance(self.job.task, FunctionTask):
             return Description(reason="a function has a loop of its own")
-        from penstock.training.check import describe
+        from penstock.training.check import describe, describe_whole
         from penstock.training.randomness import own_randomness
 
         with own_randomness():
+            if shards(self.job.task) > 1:
+                return describe_whole(self._training_of(0, config, self._spread)) if train else Description()
             if train:
                 return describe(self._training_of(0, config), self._reads, train=True)
             try:
