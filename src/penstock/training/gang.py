@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Parted, Saved, Stopped
+from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Parted, Saved, Stopped, WorkerEvent
 from penstock.curve import doublings
 from penstock.task import cannot_share, shards
 from penstock.training.bundles import SAVING, Events, OneTrial, explain, out_of_memory
@@ -39,6 +40,7 @@ class GangRun(OneTrial):
         worker, bundle, count = self.worker, self.bundle, len(self.bundle.devices)
         gang: Gang | None = None
         run: Distributed | None = None
+        said = list[WorkerEvent]()
         try:
             if self.first:
                 gang, meeting = Gang.open(worker.host, count, worker.torch_device)
@@ -56,24 +58,25 @@ class GangRun(OneTrial):
             yield from self._train(gang, run)
         except Exception as error:
             if self.first:
-                yield from self._failed(error if gang is None else gang.behind(error))
+                said += self._failed(error if gang is None else gang.behind(error))
             elif gang is not None:
                 gang.blame(error, explain(error))
-        finally:
-            self._over = True
+        finally:  # the error is not held any more, nor what it happened to
             if run is not None:
                 run.leave()
             if gang is not None:
                 gang.leave()
+        yield from said[:-1]
+        self._over = True
+        yield from said[-1:]
 
     def _train(self, gang: Gang, run: Distributed) -> Events:
         """Train to the end, on all devices; or first on 1, 2, 4, … of them, to see what each number gives."""
         signature, known = self.bundle.signature, self.worker.spreadable
-        (checked,) = gang.hear(signature in known)
+        (checked,) = gang.hear(signature in known and not self.sharded)  # of those, nobody knows what they are like
         if not checked:
             run.check(gang)
-            if signature:  # others like it need no check
-                known.add(signature)
+            known.add(signature)
         if self.bundle.measure:
             yield from self._measure(gang, run)
             if self._over:
@@ -148,7 +151,7 @@ class GangRun(OneTrial):
         elif self.first:
             yield Stopped(self.placement.trial, self.placement.attempt, self._state)
 
-    def _failed(self, error: Exception) -> Events:
+    def _failed(self, error: Exception) -> Iterator[WorkerEvent]:
         """What became of the trial: its own error on whichever worker, a worker's death, or that it stays on one."""
         from penstock.training.distributed import Apart, Torn, Unspreadable
 
@@ -159,7 +162,6 @@ class GangRun(OneTrial):
             error = Unspreadable(cannot_share(self.worker.job.task, str(error)))
         elif isinstance(error, Unspreadable):
             yield self._measured({1: 1.0}, f"never on several devices: {error}")
-        self._over = True
         if isinstance(error, Apart | Unspreadable) and not self.sharded:
             yield Stopped(trial, attempt, self._state)
         else:
