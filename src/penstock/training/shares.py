@@ -108,13 +108,13 @@ def unlike(optimizer: torch.optim.Optimizer, mesh: DeviceMesh, device: torch.dev
         modules = [nn.ParameterList([nn.Parameter(t.clone()) for t in group]) for group in start]
         if shared:
             for module in modules:
-                _Held.of(module, mesh)
+                fully_shard(module, mesh=mesh)
         try:
             found.append(_steps(optimizer, [list(module.parameters()) for module in modules]))
         except Exception as error:
-            if not shared or "gloo" in str(error):
+            if "gloo" in str(error):  # another worker has gone
                 raise
-            return f"{name} cannot take a step with shares of tensors ({type(error).__name__}: {error})"
+            return f"{name} cannot take a step with shares of dense tensors ({type(error).__name__}: {error})"
     begun = [t for group in start for t in group]
     if all(torch.equal(one, before) for one, before in zip(found[0], begun, strict=True)):
         return f"{name} does not look at its param_groups, so that its steps cannot be compared"
@@ -122,18 +122,6 @@ def unlike(optimizer: torch.optim.Optimizer, mesh: DeviceMesh, device: torch.dev
         if not torch.allclose(one, other, rtol=1e-4 if one.dtype != torch.float64 else 1e-9, atol=1e-7):
             return f"the steps of {name} with shares of tensors are not those with whole ones"
     return ""
-
-
-class _Held(nn.Module):
-    """Parameters in one group."""
-
-    def __init__(self, parameters: nn.ParameterList) -> None:
-        super().__init__()
-        self.parameters_held = parameters
-
-    @classmethod
-    def of(cls, parameters: nn.ParameterList, mesh: DeviceMesh) -> None:
-        fully_shard(cls(parameters), mesh=mesh)
 
 
 def _steps(optimizer: torch.optim.Optimizer, parameters: list[list[Any]]) -> list[Tensor]:
