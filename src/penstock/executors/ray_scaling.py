@@ -262,7 +262,8 @@ def _too_few(needed: int, found: Offer, market: str | None, growth: Growth | Non
         todo = "raise max_workers in the autoscaler's settings"
         if market is not None and not growth.labelled:
             todo = "use the autoscaler's second version, as the first does not heed labels"
-    return f"Expected a Ray cluster with {needed} devices or more, got one {has}: {todo}, or ask for fewer workers or shards."
+    todo += ", or ask for fewer workers or shards"
+    return f"Expected a Ray cluster with {needed} devices or more, got one {has}: {todo}."
 
 
 def nothing_came(found: Offer, seconds: float) -> str:
