@@ -198,7 +198,7 @@ def test_9_trials_are_a_total_over_any_number_of_resumes():
 LEVELS = [
     ["cli", "loading"],
     ["study", "changes", "rehearsal", "report", "result", "profiling"],
-    ["engine", "placing", "pace", "decisions", "fusing", "spreading"],
+    ["engine", "placing", "pace", "decisions", "fusing", "spreading", "sharding"],
     ["algorithms", "scheduling"],
     ["executors"],
     ["training"],

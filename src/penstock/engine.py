@@ -55,6 +55,7 @@ class Engine:
         fusing: Fusing | None = None,
         pace: Pace | None = None,
         growing: Growing | None = None,
+        shards: int = 1,
         watch: Callable[[History], None] | None = None,
     ) -> None:
         self.log, self.history, self.decider = log, history, decider
@@ -70,6 +71,7 @@ class Engine:
             fusing=fusing,
             pace=pace,
             growing=growing,
+            shards=shards,
         )
         self.used = history.clock  # seconds, by earlier drivers
         self.interrupted = False

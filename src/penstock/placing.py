@@ -22,6 +22,7 @@ from penstock.scheduling import grouping
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, Scheduler, View, room
 from penstock.scheduling.company import alike_together
 from penstock.scheduling.growing import Growing
+from penstock.sharding import Sharding
 from penstock.spreading import Spreading, together
 from penstock.trial import Config, StateRef
 
@@ -65,11 +66,13 @@ class Placing:
         fusing: Fusing | None = None,
         pace: Pace | None = None,
         growing: Growing | None = None,
+        shards: int = 1,
     ) -> None:
         self.executor, self.history, self.schedule = executor, history, schedule
         self.log, self.clock, self.intact = log, clock, intact
         self.fusing, self.pace = fusing, pace or Pace()
         self.spreading = Spreading(self, growing or Growing())
+        self.sharding = Sharding(self, shards) if shards > 1 else None
         self.waiting: dict[int, Demand] = {}
         self.running: dict[int, Place] = {}
         self.asked = 0  # how often a trial was queued
@@ -187,7 +190,9 @@ class Placing:
         changed = self.changed
         if self.devices:
             self.spreading.enter()
-            if self.fusing is None:
+            if self.sharding is not None:
+                self.sharding.place()
+            elif self.fusing is None:
                 self._place_scheduled()
             else:
                 self._place_fused(self.fusing)

@@ -20,7 +20,7 @@ from penstock.executors.base import Device, Executor
 from penstock.pace import Shelf
 from penstock.profiles import Profiles
 from penstock.scheduling.placement import arrange
-from penstock.task import FunctionTask, Task, fingerprint, task_name
+from penstock.task import FunctionTask, Task, fingerprint, shards, task_name
 from penstock.trial import Config
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def count_workers(study: Study, on: str, workers: int | None) -> int | None:
         raise StudyError(f"{name} is a function, which has a loop of its own: only a Task trains on several devices.")
     if not isinstance(study.task, Task):
         raise StudyError(f"The trials of {name} are looked up and not trained: there is nothing to measure.")
+    if shards(study.task) > 1:
+        raise StudyError(f"{name} has shards = {shards(study.task)}: its trials have no other number of devices.")
     if on != "local" and on != "ray" and not on.startswith("ray:"):
         raise StudyError(f"--on must be local, ray or ray://host:port, where devices can be measured, got {on!r}.")
     if workers == 1:

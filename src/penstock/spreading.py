@@ -99,7 +99,7 @@ class Spreading:
                 placing.hold(trial, Assignment(trial, place.devices, float(len(place.devices))))
         made = together(placing.schedule(placing.view(), (), placing.pace.speed()), placing.assigned, placing.devices)
         for one in made:
-            if one.trial in placing.running and not self._are_apart(one.devices):
+            if one.trial in placing.running and not self.are_apart(one.devices):
                 self._destine(one.trial, Destiny(one.devices))
         if not made:
             self.use_idle()
@@ -141,7 +141,7 @@ class Spreading:
             if not placing.pace.unmeasured(known.signature, kind, count):
                 return None
             names = widen(placing.devices, free, place.devices, count, mixed=mixed)
-            if not self._are_apart(names):
+            if not self.are_apart(names):
                 return Destiny(names, measure=True, reason=few, lent=count - self._own(place))
         return None
 
@@ -151,7 +151,7 @@ class Spreading:
         trials = [trial for place in self._alone() for trial in place.members if self._long(trial)]
         while True:
             made = grow(placing.view(), trials, placing.pace.speed(), self.growing)
-            apart = {one.trial for one in made if self._are_apart(one.devices)}
+            apart = {one.trial for one in made if self.are_apart(one.devices)}
             if not apart:
                 break
             trials = [trial for trial in trials if trial not in apart]
@@ -186,8 +186,10 @@ class Spreading:
         """
         placing = self.placing
         demands, coming = placing.demands(), placing.executor.provisioning
-        pays = {demand.trial: placing.pace.pays(demand.trial) for demand in demands}
-        later = sum(most if most > 1 and self._outlasts(trial, coming) else 1 for trial, most in pays.items())
+        shards = placing.sharding and placing.sharding.count
+        pays = {demand.trial: shards or placing.pace.pays(demand.trial) for demand in demands}
+        late = {trial for trial, most in pays.items() if most > 1 and not shards and not self._outlasts(trial, coming)}
+        later = sum(1 if trial in late else most for trial, most in pays.items())
         wanted = max(later, min(sum(pays.values()), len(placing.devices)))
         if any(demand.open for demand in demands):
             wanted = max(wanted, self._requested)
@@ -245,7 +247,8 @@ class Spreading:
     def _idle(self) -> list[str]:
         return [name for name in self.placing.devices if not self.placing.on[name]]
 
-    def _are_apart(self, devices: Collection[str]) -> bool:
+    def are_apart(self, devices: Collection[str]) -> bool:
+        """Whether workers on these devices did not meet."""
         return any(one <= set(devices) for one in self._apart)
 
     def _send_off(self, place: Place, trials: list[int]) -> None:

@@ -38,7 +38,7 @@ from penstock.scheduling.waterfill import waterfill
 from penstock.space import Space
 from penstock.states import States
 from penstock.tabulated import TabulatedTask
-from penstock.task import FunctionTask, as_task, fingerprint, task_name
+from penstock.task import FunctionTask, as_task, fingerprint, shards, task_name
 from penstock.timeline import Row, timeline
 from penstock.trial import Mode
 
@@ -227,6 +227,7 @@ class Study:
                     fusing=self._fusing(executor, sharing, scheduler, log.dir),
                     pace=self._pace(executor, sharing, log.dir),
                     growing=grows,
+                    shards=shards(self.task),
                 )
                 with self._progress(progress) as engine.watch, _signals(engine.interrupt):
                     reason = engine.run(Opened(settings, history.clock), pending)
@@ -323,11 +324,24 @@ class Study:
             raise StudyError(f"workers must be a whole number above 0, got {workers!r}.")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
             raise StudyError(f"weight must be a number above 0, got {weight!r}.")
+        if (count := shards(self.task)) > 1:
+            self._check_shards(on, sharing, count, workers, ray=ray)
         if weight != 1 and not ray:
             raise StudyError('weight= is a study\'s part of a Ray cluster: it goes with on="ray".')
         if (ray or (workers or 1) > 1) and self.states is not None and self.states.startswith("memory:"):
             raise StudyError(f"Expected a place that all workers reach, got states={self.states!r}: use workers=1.")
         return SCHEDULERS[scheduler]
+
+    def _check_shards(self, on: str | Simulated, sharing: str, count: int, workers: int | None, *, ray: bool) -> None:
+        what = f"{task_name(self.task)} has shards = {count}, so that each trial trains on {count} devices"
+        if isinstance(on, Simulated):
+            raise StudyError(f"{what}, and a simulated cluster has none: run it on real ones.")
+        if sharing in ("solo", "fused"):
+            raise StudyError(f"{what}, got sharing={sharing!r}: leave it out.")
+        if workers is None and not ray:
+            raise StudyError(f"{what}, and without workers= there is one: use workers={count} or more.")
+        if workers is not None and workers < count:
+            raise StudyError(f"{what}, got workers={workers}: use workers={count} or more.")
 
     def _executor(self, on: str | Simulated, workers: int | None, weight: float, dir: Path) -> Executor:
         job = Job(self.task, self.seed, self.metric, self.mode, States.of_study(dir, self.states))
@@ -339,7 +353,8 @@ class Study:
 
             address, more = settings(on)
             folder = None if self.file is None else Path(self.file).parent
-            return RayExecutor(job, address, workers=workers, weight=weight, folder=folder, **more)
+            least = shards(self.task)
+            return RayExecutor(job, address, workers=workers, least=least, weight=weight, folder=folder, **more)
         if workers is None or workers == 1:
             from penstock.executors.local import LocalExecutor
 
@@ -350,6 +365,7 @@ class Study:
 
     def _fusing(self, executor: Executor, sharing: str, scheduler: str, dir: Path) -> Fusing | None:
         alone = sharing in ("solo", "distributed") or scheduler == "fifo" or isinstance(self.task, FunctionTask)
+        alone = alone or shards(self.task) > 1
         if alone or executor.virtual:
             return None
         return Fusing(executor, _profiles(dir), fingerprint(self.task), forced=sharing == "fused")
@@ -358,6 +374,8 @@ class Study:
         """Where trials can have any share, what each costs is learnt."""
         if "distributed" not in executor.modes or not (executor.virtual or sharing in ("auto", "distributed")):
             return None
+        if shards(self.task) > 1:
+            return None  # it has no choice
         shared = executor.virtual and sharing not in ("solo", "distributed")  # for real, fusing decides that
         return Pace(SpeedModel(shared=shared), Shelf(_profiles(dir), fingerprint(self.task)))
 

@@ -37,6 +37,11 @@ class Task:
     """The greatest norm of a step's gradient, or None for no clipping."""
     unit_steps: int | None = None
     """Training steps in a unit, or None for an epoch a unit."""
+    shards: int = 1
+    """Devices of which each holds a share of a trial's parameters and optimizer state, where one cannot hold them all.
+
+    1 is for models that fit one device. With more, every trial trains on exactly so many devices of one type.
+    """
     accumulate: bool = False
     """Whether BatchNorm may see parts of a batch where memory is too short for the whole; nothing else differs then."""
     loader: ClassVar[Mapping[str, Any]] = {}
@@ -83,6 +88,8 @@ AnyTask = Task | FunctionTask | TabulatedTask
 
 def as_task(task: object) -> AnyTask:
     """The task that a study was given, or a clear refusal."""
+    if isinstance(task, Task):
+        _check_shards(task)
     if isinstance(task, Task | FunctionTask | TabulatedTask):
         return task
     if isinstance(task, type) and issubclass(task, Task):
@@ -90,6 +97,30 @@ def as_task(task: object) -> AnyTask:
     if callable(task):
         return FunctionTask(task)
     raise TaskError(f"Expected a penstock.Task or a function of one trial, got {type(task).__name__}.")
+
+
+def _check_shards(task: Task) -> None:
+    shards, name = task.shards, type(task).__name__
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        raise TaskError(f"{name}.shards must be a whole number of devices, 1 or more, got {shards!r}.")
+    if shards > 1 and task.precision == "fp16":
+        raise TaskError(
+            f'{name}.precision is "fp16", whose gradient scaler does not work with shards = {shards}: use "bf16" or '
+            '"fp32".'
+        )
+
+
+def shards(task: AnyTask) -> int:
+    """How many devices hold one trial of a task together."""
+    return task.shards if isinstance(task, Task) else 1
+
+
+def cannot_share(task: AnyTask, why: str) -> str:
+    """What is said of a trial that cannot train with its task's shards."""
+    return (
+        f"A trial of {task_name(task)} cannot be trained with shards = {shards(task)}, and is on no single "
+        f"device: {why}."
+    )
 
 
 def task_name(task: AnyTask) -> str:

@@ -45,6 +45,16 @@ class Exact(Fails):
         return super().model(config).double()
 
 
+class Shared(Exact):
+    """Each of two devices has a share of it."""
+
+    shards = 2
+
+    def loss(self, model, batch, config):
+        loss = super().loss(model, batch, config)
+        return loss * len(batch[0]) if config.get("sum") else loss
+
+
 class ExecutorContract:
     """What ``penstock.executors.base.Executor`` promises."""
 
@@ -66,6 +76,13 @@ class ExecutorContract:
     def exact(cls, tmp_path_factory):
         executor = cls.make(Job(Exact(), 0, "loss", "min", tmp_path_factory.mktemp("states")))
         yield executor  # each test leaves it idle
+        executor.close()
+
+    @pytest.fixture
+    @classmethod
+    def shared(cls, tmp_path):
+        executor = cls.make(Job(Shared(), 0, "loss", "min", tmp_path))
+        yield executor
         executor.close()
 
     def place(self, executor, *placements, device=0, name="a", **fused):
@@ -304,6 +321,22 @@ class SpreadContract(ExecutorContract):
         assert not failed.died
         self.spread(executor, Placement(4, next(attempts), CONFIG, 1), devices=(1, 0), name="b")
         assert [type(e) for e in self.until_left(executor) if not isinstance(e, Saved)] == [Report, Finished]
+
+    def test_a_trial_in_shares_is_the_trial_on_one(self, shared):
+        self.spread(shared, Placement(4, next(attempts), CONFIG, 10**6))
+        events = shared.wait()
+        shared.place(Bundle("a", tuple(d.name for d in shared.devices()[:2]), ()))
+        events += self.until_left(shared)
+        assert isinstance(events[-1], Stopped)
+        done = sum(isinstance(e, Report) for e in events)
+        self.spread(shared, Placement(4, next(attempts), CONFIG, done + 2, events[-1].state), devices=(1, 0), name="b")
+        events += self.until_left(shared)
+        self.assert_as_alone(events, 4, CONFIG, done + 2)
+        self.spread(shared, Placement(5, next(attempts), {**CONFIG, "sum": True}, 3), name="c")
+        (failed,) = self.until_left(shared)
+        assert "cannot be trained with shards = 2" in failed.error
+        assert "it is no mean over samples" in failed.error
+        assert not failed.died
 
     def test_a_bundle_that_follows_one_on_several_devices(self, exact):
         self.spread(exact, Placement(4, next(attempts), CONFIG, 2))

@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.bundle import Failed, Finished, Job, Placement, Saved, Stopped
 from penstock.executors.processes import ProcessExecutor
 from penstock.trial import Report
-from tests.contracts.executors import CONFIG, Exact, SpreadContract, alone
+from tests.contracts.executors import CONFIG, Exact, Shared, SpreadContract, alone
 from tests.tasks import Blobs
 
 
@@ -136,6 +136,35 @@ def test_one_of_its_workers_is_killed(spread, killed):
         again += [e for e in executor.wait() if not (isinstance(e, Failed) and e.attempt == 1)]
     kept = [e for e in events if isinstance(e, Report) and e.unit <= done]
     suite.assert_as_alone(kept + again, 4, CONFIG, done + 3)
+
+
+class HalfShared(Shared):
+    """Raises or dies where the second worker, or the first, has come to its twelfth batch."""
+
+    calls = 0
+
+    def loss(self, model, batch, config):
+        self.calls += 1
+        if self.calls > 12 and dist.get_rank() == config["rank"]:
+            if config["dies"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyError("only here")
+        return super().loss(model, batch, config)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_of_the_workers_of_a_trial_in_shares_fails_inside_a_step(spread, rank, dies):
+    executor, suite = spread(HalfShared())
+    suite.spread(executor, Placement(4, 1, {**CONFIG, "rank": rank, "dies": dies}, 10**6))
+    failed = suite.until_left(executor)[-1]
+    assert failed.died == dies
+    assert ("SIGKILL" in failed.error or "workers died" in failed.error) if dies else "only here" in failed.error
+    suite.spread(executor, Placement(4, 2, {**CONFIG, "rank": None}, 2), devices=(1, 0), name="b")
+    events = []
+    while not any(isinstance(e, Finished | Failed) for e in events):
+        events += [e for e in executor.wait() if e.attempt == 2]
+    suite.assert_as_alone(events, 4, CONFIG, 2)
 
 
 class Half(Exact):

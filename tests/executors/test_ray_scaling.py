@@ -141,10 +141,11 @@ def test_workers_that_are_yet_to_come(empty, make, monkeypatch):
     """Asked for by number, they come without a request; the study begins before all have."""
     import ray
 
-    with pytest.raises(
-        ps.StudyError, match="with 3 devices or more, got one whose nodes offer 0 GPUs in all and whose"
-    ):
-        make(workers=3)
+    for too_many in ({"workers": 3}, {"least": 3}):
+        with pytest.raises(
+            ps.StudyError, match="with 3 devices or more, got one whose nodes offer 0 GPUs in all and whose"
+        ):
+            make(**too_many)
     with monkeypatch.context() as patch:
         patch.setattr(rays, "COMING", 0.0)
         with pytest.raises(ps.StudyError, match="came within 0 seconds, though the cluster's autoscaler can make 2"):
@@ -294,6 +295,12 @@ def test_workers_are_given_up_so_that_nodes_come_free():
     assert set(names(mixed)[3:]) == {"b1", "c1"}
     assert names([*mixed, slot("new")])[0] == "starting"
     assert names([slot("h1", "head"), slot("a1", "a"), slot("a2", "a")])[2] == "h1", "no autoscaler takes the head back"
+
+
+def test_what_a_trial_needs_is_asked_for_from_the_start():
+    found = Offer("GPU", {"a": 1}, {})
+    assert Scaling(None, None, 60.0, least=3).target(found) == 3
+    assert Scaling(None, None, 60.0).target(found) == 1
 
 
 def test_idle_workers_are_kept_for_a_while(monkeypatch):

@@ -46,7 +46,7 @@ FAILURES = 3  # such losses of one node, each of which doubles that time, until 
 
 
 class RayExecutor(Executor):
-    """One worker for each device that this study may have, ``workers`` of them at most.
+    """One worker for each device that this study may have, ``workers`` of them at most, and of use from ``least`` on.
 
     ``weight`` is the study's part of the cluster beside other studies. ``folder`` is the code that nodes need. After a
     ``request``, idle workers beyond it are kept for ``idle`` seconds; where the cluster has an autoscaler, their nodes
@@ -61,13 +61,14 @@ class RayExecutor(Executor):
         on: str = "ray",
         *,
         workers: int | None = None,
+        least: int = 1,
         weight: float = 1.0,
         folder: Path | None = None,
         idle: float = 60.0,
         market: str | None = None,
     ) -> None:
         self._ray = require()
-        self._scaling, self._market = Scaling(workers, market, idle), market
+        self._scaling, self._market = Scaling(workers, market, idle, least), market
         data = pickled(job, "workers on other machines")
         self._connection: Connection = connect(on, folder)
         self._began = time.monotonic()

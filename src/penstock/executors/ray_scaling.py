@@ -90,16 +90,16 @@ class Growth:
 
 
 class Scaling:
-    """What a study asks for, up to ``workers``; without a request, what there is, and one device at least.
+    """What a study asks for, up to ``workers``; without a request, what there is, and ``least`` devices.
 
     Idle workers beyond the request are kept for ``idle`` seconds, so that a short lull costs no node.
     """
 
-    def __init__(self, workers: int | None, market: str | None, idle: float) -> None:
+    def __init__(self, workers: int | None, market: str | None, idle: float, least: int = 1) -> None:
         if market is not None and market not in MARKETS:
             raise StudyError(f'Expected market="spot", "on-demand" or None for any, got {market!r}.')
         self.requested: int | None = None
-        self._workers, self._market, self._idle = workers, market, idle
+        self._workers, self._market, self._idle, self._least = workers, market, idle, least
         self._resource: str | None = None
         self._growth: Growth | None = None
         self._asked: Any = None  # the head, what the autoscaler could make
@@ -117,7 +117,7 @@ class Scaling:
 
     def begin(self) -> Offer:
         """What a study begins with; a StudyError where that is too little and too little can come."""
-        needed = self._workers or 1
+        needed = self._workers or self._least
         found = self.find()
         if found.devices >= needed:
             return found
@@ -153,7 +153,7 @@ class Scaling:
 
     def target(self, found: Offer) -> int:
         """How many workers the study is to hold, whether they can be had or not."""
-        asked = (self._workers or max(1, found.devices)) if self.requested is None else self.requested
+        asked = (self._workers or max(self._least, found.devices)) if self.requested is None else self.requested
         return asked if self._workers is None else min(asked, self._workers)
 
     def at_least_one(self) -> None:
@@ -262,7 +262,8 @@ def _too_few(needed: int, found: Offer, market: str | None, growth: Growth | Non
         todo = "raise max_workers in the autoscaler's settings"
         if market is not None and not growth.labelled:
             todo = "use the autoscaler's second version, as the first does not heed labels"
-    return f"Expected a Ray cluster with {needed} devices or more, got one {has}: {todo}, or ask for fewer workers."
+    todo += ", or ask for fewer workers or shards"
+    return f"Expected a Ray cluster with {needed} devices or more, got one {has}: {todo}."
 
 
 def nothing_came(found: Offer, seconds: float) -> str:

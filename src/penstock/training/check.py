@@ -128,21 +128,17 @@ def _forward(training: Training) -> None:
         training.task.metrics(training.model, batch, training.config)
 
 
+def describe_whole(training: Training) -> Description:
+    """Look at a trial whose model no single device holds, without training it; raises TaskError."""
+    _check_made(training)
+    _check_scheduler(training, task_name(training.task))
+    return Description(bytes=_state_bytes(training), batch_size=training.batch_size)
+
+
 def dry_batch(training: Training) -> Description:
     """Train and measure one batch of a trial that is then thrown away; raises TaskError."""
-    task, model, name = training.task, training.model, task_name(training.task)
-    own = {id(p) for p in model.parameters()}
-    if not own:
-        raise TaskError(f"{name}.model returned a module without parameters: there is nothing to train.")
-    if not any(id(p) in own for group in training.optimizer.param_groups for p in group["params"]):
-        raise TaskError(
-            f"{name}.optimizer holds none of the model's parameters: build it from the params it is given, "
-            "not from another model."
-        )
-    if task.precision not in ("fp32", "bf16", "fp16"):
-        raise TaskError(f'{name}.precision must be "fp32", "bf16" or "fp16", got {task.precision!r}.')
-    if task.precision == "fp16" and training.device.type == "cpu":
-        raise TaskError(f'{name}.precision is "fp16", which a CPU does not train: use "bf16" or "fp32".')
+    model, name = training.model, task_name(training.task)
+    _check_made(training)
     model.train()
     batch, rows = next(iter(training.data.train.batches(0, 0, training.batch_size))), training.batch_size
     while not _dry_step(training, batch, name, last=rows == 1):
@@ -157,6 +153,23 @@ def dry_batch(training: Training) -> Description:
     for state in training.optimizer.state.values():
         tensors += [v for v in state.values() if isinstance(v, torch.Tensor)]
     return Description(metrics, sum(t.nbytes for t in tensors))
+
+
+def _check_made(training: Training) -> None:
+    """That there is something to train, and an optimizer and a precision for it."""
+    task, model, name = training.task, training.model, task_name(training.task)
+    own = {id(p) for p in model.parameters()}
+    if not own:
+        raise TaskError(f"{name}.model returned a module without parameters: there is nothing to train.")
+    if not any(id(p) in own for group in training.optimizer.param_groups for p in group["params"]):
+        raise TaskError(
+            f"{name}.optimizer holds none of the model's parameters: build it from the params it is given, "
+            "not from another model."
+        )
+    if task.precision not in ("fp32", "bf16", "fp16"):
+        raise TaskError(f'{name}.precision must be "fp32", "bf16" or "fp16", got {task.precision!r}.')
+    if task.precision == "fp16" and training.device.type == "cpu":
+        raise TaskError(f'{name}.precision is "fp16", which a CPU does not train: use "bf16" or "fp32".')
 
 
 def _dry_step(training: Training, batch: Any, name: str, *, last: bool) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from penstock.errors import TaskError
 from penstock.training.bundles import out_of_memory
+from penstock.training.checkpoint import State
 from penstock.training.keyed import Solo
 from penstock.training.loop import Training
 from penstock.training.parts import InParts, Part
@@ -146,7 +147,7 @@ class Gang:
 
     def blame(self, error: Exception, text: str) -> None:
         """Leave word of what went wrong here, unless it is that another has gone."""
-        if not _torn(error):
+        if not torn(error):
             with suppress(dist.DistError):  # nobody reads it any more
                 kind = "memory" if out_of_memory(error) else "spread" if isinstance(error, Unspreadable) else "failed"
                 self.store.set(ERROR, f"{kind} {text}")
@@ -154,7 +155,7 @@ class Gang:
 
     def behind(self, error: Exception) -> Exception:
         """What is behind an error: what another worker said before it went, or that it went without a word."""
-        if not _torn(error):
+        if not torn(error):
             return error
         if not self.store.check([ERROR]):
             return Torn(f"one of its {self.count} workers died ({error})")
@@ -168,7 +169,7 @@ class Gang:
             dist.destroy_process_group()
 
 
-def _torn(error: BaseException) -> bool:
+def torn(error: BaseException) -> bool:
     """Whether an error says that another worker has gone, and nothing of this one's part."""
     return isinstance(error, dist.DistError | Torn) or "gloo" in str(error)
 
@@ -177,13 +178,13 @@ class Distributed(Training):
     """A trial in training on the devices of a gang. Each worker has one; they take every step together."""
 
     gang: Gang
-    devices = 1  # on which it trains
+    seat: tuple[int, int] = (0, 1)  # which part of a batch this worker has, and of how many
     timed: list[float] | None = None  # the seconds of each step, where they are wanted
     together: DistributedDataParallel | None = None
 
     def join(self, gang: Gang) -> None:
         """Train with these from the next step on; all are at the same state."""
-        self.gang, self.devices = gang, gang.count
+        self.gang, self.seat = gang, (gang.rank, gang.count)
         spread = gang.count > 1
         synchronize(self.model, gang if spread else None)
         generators = self.randomness.generators
@@ -195,7 +196,7 @@ class Distributed(Training):
                 settings: dict[str, Any] = {"process_group": gang.group, _BUFFERS: False}
                 self.together = DistributedDataParallel(_Loss(self), **settings)
             except RuntimeError as error:
-                if _torn(error):
+                if torn(error):
                     raise
                 raise Unspreadable(f"torch cannot wrap the model: {error}") from error
 
@@ -215,7 +216,7 @@ class Distributed(Training):
         return self._ours() if self.parts == 1 else self._taken
 
     def _ours(self) -> Part:
-        return Part.of(self._rows(), self.gang.rank, self.gang.count)
+        return Part.of(self._rows(), *self.seat)
 
     def divide(self, parts: int) -> str:
         """As on one device: of so many parts of a batch each worker takes its own, one after another.
@@ -244,7 +245,7 @@ class Distributed(Training):
 
     def batches(self) -> Iterator[Any]:
         def rows(whole: int) -> slice:
-            part = Part.of(whole, self.gang.rank, self.gang.count)
+            part = Part.of(whole, *self.seat)
             return slice(part.begin, part.end)
 
         return self.data.train.batches(self.epoch, self.place, self.batch_size, rows)
@@ -292,11 +293,19 @@ class Distributed(Training):
                 with keyed:
                     values = task.metrics(self.model, batch, self.config)
                 rows.append((number, length, {name: float(value) for name, value in values.items()}))
+        return self.averaged(rows)
+
+    def averaged(self, rows: list[tuple[int, int, dict[str, float]]]) -> dict[str, float]:
+        """The metrics of all workers' batches: numbers, lengths and values."""
         sums: dict[str, float] = {}
-        for _, length, values in sorted(row for part in gang.gather(rows) for row in part):
+        for _, length, values in sorted(row for part in self.gang.gather(rows) for row in part):
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + value * length
         return {name: value / self.data.valid.length for name, value in sums.items()}
+
+    def told_state(self) -> State | None:
+        """The state, for the first worker; all are asked at once."""
+        return self.state() if self.gang.rank == 0 else None
 
     def check(self, gang: Gang, parts: int = 1) -> None:
         """Join, if batches in parts are what they are whole: their losses, gradients and what they leave in buffers.
@@ -312,10 +321,10 @@ class Distributed(Training):
     def _compare(self, gang: Gang) -> None:
         before, place = {name: one.clone() for name, one in self.model.named_buffers()}, self.place
         places = range(place, self.data.train.length, self.batch_size)[:CHECKED]
-        whole, unused = list[_Step](), list[str]()
+        whole, unused = list[Step](), list[str]()
         if gang.rank == 0:
             batches = self.data.train.batches(self.epoch, place, self.batch_size)
-            whole = [self._try(batch, before) for batch, _ in zip(batches, places, strict=False)]
+            whole = [self.attempt(batch, before) for batch, _ in zip(batches, places, strict=False)]
             unused = sorted({name for one in whole for name, gradient in one.gradients.items() if gradient is None})
         if unused := gang.hand_on(unused):
             raise Unspreadable(f"the loss does not use these parameters: {', '.join(unused)}")
@@ -323,23 +332,24 @@ class Distributed(Training):
         reason, batches = "", self.batches()
         for i, self.place in enumerate(places):
             try:
-                parts = self._try(next(batches), before)
+                parts = self.attempt(next(batches), before)
             except Exception as error:
-                if _torn(error) or out_of_memory(error):
+                if torn(error) or out_of_memory(error):
                     raise
                 raise Unspreadable(f"a part of a batch fails: {type(error).__name__}: {error}") from error
             gang.sum(parts.loss.div_(gang.count))
-            reason = reason or ("" if not whole else _difference(whole[i], parts, self.task.precision))
+            reason = reason or ("" if not whole else difference(whole[i], parts, self.task.precision))
         self.place = place
         if reason := gang.hand_on(reason):
             raise Unspreadable(reason)
 
-    def _try(self, batch: Any, before: dict[str, Tensor]) -> _Step:
+    def attempt(self, batch: Any, before: dict[str, Tensor]) -> Step:
+        """What a batch gives; the model's buffers are as before then."""
         self.model.train()
         with self.randomness.at(self.seed, self.step):
             loss = self._loss(batch)
             self.randomness.backward(loss)
-        step = _Step(
+        step = Step(
             loss.detach().double(),
             {name: one.grad for name, one in self.model.named_parameters() if one.requires_grad},
             {name: one.clone() for name, one in self.model.named_buffers()},
@@ -353,7 +363,7 @@ class Distributed(Training):
 
 
 @dataclass
-class _Step:
+class Step:
     """What one batch gave."""
 
     loss: Tensor
@@ -361,29 +371,43 @@ class _Step:
     buffers: dict[str, Tensor]
 
 
-def _difference(whole: _Step, parts: _Step, precision: str) -> str:
-    """What differs by more than rounding can, for a person; nothing where the batch may be taken in parts."""
+def difference(whole: Step, parts: Step, precision: str, total: Callable[[Tensor], Tensor] | None = None) -> str:
+    """What differs by more than rounding can, for a person; nothing where the batch may be taken in parts.
+
+    Where each worker has a share of the gradients, ``total`` gives the sum over all of them.
+    """
     dtypes = {one.dtype for one in whole.gradients.values() if one is not None}
     exact = dtypes == {torch.float64} and precision == "fp32"
     bound = 1e-7 if exact else 1e-3 if precision == "fp32" else 5e-2
+    given = {name: one for name, one in whole.gradients.items() if one is not None}
+    norms, apart = _norms([(one, parts.gradients[name]) for name, one in given.items()], total)
     one, other = float(whole.loss), float(parts.loss)
     if abs(one - other) > bound * max(abs(one), abs(other)):
         return f"the loss of a batch is {one:.6g} and the mean over its parts {other:.6g}: it is no mean over samples"
-    given = {name: one for name, one in whole.gradients.items() if one is not None}
-    least = 1e-3 * max(float(one.double().norm()) for one in given.values())  # one that should be 0 is all rounding
-    for name, gradient in given.items():
-        found = parts.gradients[name]
-        if found is None or _far(gradient, found, least) > 10 * bound:
-            return f"the gradient of {name} over a batch is not the mean of those over its parts"
+    without = [name for name in given if parts.gradients[name] is None]
+    least = max(1e-3 * max(norms), 1e-300)  # one that should be 0 is all rounding
+    far = [name for name, norm, off in zip(given, norms, apart, strict=True) if off > 10 * bound * max(norm, least)]
+    for name in [*without, *far]:
+        return f"the gradient of {name} over a batch is not the mean of those over its parts"
     for name, buffer in whole.buffers.items():
-        if _far(buffer, parts.buffers[name], 1e-12) > 10 * bound:
+        (norm,), (off,) = _norms([(buffer, parts.buffers[name])])
+        if off > 10 * bound * max(norm, 1e-12):
             return f"what a batch leaves in the buffer {name} is not what its parts leave"
     return ""
 
 
-def _far(one: Tensor, other: Tensor, least: float) -> float:
-    one, other = one.double(), other.double()
-    return float((one - other).norm() / one.norm().clamp_min(max(least, 1e-300)))
+def _norms(
+    pairs: list[tuple[Tensor, Tensor | None]], total: Callable[[Tensor], Tensor] | None = None
+) -> tuple[list[float], list[float]]:
+    """How large the first of each pair is, and how far from it the second, if there is one."""
+    squares = [one.double().square().sum() for one, _ in pairs]
+    squares += [
+        one.new_zeros((), dtype=torch.float64) if b is None else (one.double() - b.double()).square().sum()
+        for one, b in pairs
+    ]
+    found = torch.stack(squares)
+    norms = (found if total is None else total(found)).sqrt().tolist()
+    return norms[: len(pairs)], norms[len(pairs) :]
 
 
 class _Loss(nn.Module):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Parted, Saved, Stopped
+from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Parted, Saved, Stopped, WorkerEvent
 from penstock.curve import doublings
+from penstock.task import cannot_share, shards
 from penstock.training.bundles import SAVING, Events, OneTrial, explain, out_of_memory
 from penstock.trial import Report, StateRef, Usage
 
@@ -28,6 +29,7 @@ class GangRun(OneTrial):
     def __init__(self, worker: Worker, bundle: Bundle) -> None:
         super().__init__(worker, bundle)
         self.first = bundle.rank == 0
+        self.sharded = shards(worker.job.task) > 1  # it has no other way
         self._state: StateRef | None = self.placement.state
         self._parts = 0  # in which a batch is taken, once it trains
         self._quiet = 0  # steps until the first says again whether to go on
@@ -39,6 +41,7 @@ class GangRun(OneTrial):
         worker, bundle, count = self.worker, self.bundle, len(self.bundle.devices)
         gang: Gang | None = None
         run: Distributed | None = None
+        said = list[WorkerEvent]()
         try:
             if self.first:
                 gang, meeting = Gang.open(worker.host, count, worker.torch_device)
@@ -50,28 +53,31 @@ class GangRun(OneTrial):
             for _ in gang.waits():
                 yield None
                 if self.leaving:  # it is to be elsewhere, and so may one that it waits for
-                    yield from self._leave_early()
+                    yield from self._end()
                     return
             gang.connect(worker.host)
             yield from self._train(gang, run)
         except Exception as error:
             if self.first:
-                yield from self._failed(error if gang is None else gang.behind(error), run)
+                said += self._failed(error if gang is None else gang.behind(error), run)
             elif gang is not None:
                 gang.blame(error, explain(error))
-        finally:
-            self._over = True
+        finally:  # the error is not held any more, nor what it happened to
             if run is not None:
                 run.leave()
             if gang is not None:
                 gang.leave()
+        yield from said[:-1]
+        self._over = True
+        yield from said[-1:]
 
     def _train(self, gang: Gang, run: Distributed) -> Events:
         """Train to the end, on all devices; or first on 1, 2, 4, … of them, to see what each number gives."""
         from penstock.training.distributed import Unspreadable
 
         signature, known = self.bundle.signature, self.worker.spreadable
-        checked, self._parts = gang.hear(signature in known, self.worker.parts.get(signature, 1))
+        known_here = signature in known and not self.sharded  # of those in shares, nobody knows what they are like
+        checked, self._parts = gang.hear(known_here, self.worker.parts.get(signature, 1))
         if not checked:
             run.check(gang, self._parts)
             known.add(signature)
@@ -115,26 +121,27 @@ class GangRun(OneTrial):
         try:
             for metrics in steps:
                 now = time.perf_counter()
-                due = self.first and now - saved > worker.save_cost / SAVING
-                ends = metrics is not None and run.unit >= self.budget
-                if ends or due:
+                ends = due = leaves = 0
+                if self._quiet <= 0 or metrics is not None:
+                    quiet = max(1, min(1000, int(TALK / max(now - stepped, FREE))))
+                    ends = metrics is not None and run.unit >= self.budget
+                    due = now - saved > worker.save_cost / SAVING
+                    ends, due, leaves, self._quiet = run.gang.hear(ends, due, self.leaving, quiet)
+                self._quiet -= 1
+                if ends or due or leaves:
                     saved = self._save(run)
                 if metrics is not None and self.first:
-                    state = self._state if ends or due else None
+                    state = self._state if ends or due or leaves else None
                     seconds = (now - self._began) * len(self.bundle.devices)  # it holds them all, whatever it measures
                     usage = Usage(seconds, run.step - self._first_step, worker.peak_bytes())
                     yield Report(trial, run.unit, metrics, attempt, state, usage)
                     self._began, self._first_step = now, run.step
-                elif due and self._state is not None:
+                elif due and not leaves and self.first and self._state is not None:
                     yield Saved(trial, attempt, self._state)
+                if ends or leaves:
+                    yield from self._end(finished=bool(ends))
+                    return
                 yield None
-                self._quiet -= 1
-                if self._quiet < 0 or metrics is not None:
-                    quiet = max(1, min(1000, int(TALK / max(now - stepped, FREE))))
-                    ended, leaves, self._quiet = run.gang.hear(ends, self.leaving, quiet)
-                    if ended or leaves:
-                        yield from self._end(run, finished=bool(ended))
-                        return
                 if timed is not None and len(taken) == WARM + TIMED:
                     timed += taken[WARM:]
                     return
@@ -143,23 +150,14 @@ class GangRun(OneTrial):
             run.timed = None
             steps.close()
 
-    def _end(self, run: Distributed, *, finished: bool) -> Generator[Any, None, None]:
+    def _end(self, *, finished: bool = False) -> Events:
         self._over = True
-        if not self.first:
-            return
-        if finished:
+        if self.first and finished:
             yield Finished(self.placement.trial, self.placement.attempt)
-            return
-        if self._state is None or self._state.step != run.step:
-            self._save(run)
-        yield Stopped(self.placement.trial, self.placement.attempt, self._state)
-
-    def _leave_early(self) -> Events:
-        self._over = True
-        if self.first:
+        elif self.first:
             yield Stopped(self.placement.trial, self.placement.attempt, self._state)
 
-    def _failed(self, error: Exception, run: Distributed | None) -> Events:
+    def _failed(self, error: Exception, run: Distributed | None) -> Iterator[WorkerEvent]:
         """What became of the trial: its own error on whichever worker, a worker's death, or that it stays on one.
 
         Where memory ran out on one of them, they come together again from the last state, and take smaller parts.
@@ -167,23 +165,24 @@ class GangRun(OneTrial):
         from penstock.training.distributed import Apart, Torn, Unspreadable
 
         trial, attempt = self.placement.trial, self.placement.attempt
-        smaller = run is not None and self._parts > 0 and out_of_memory(error)
+        smaller = run is not None and self._parts > 0 and not self.sharded and out_of_memory(error)
         if run is not None and smaller:
-            self.worker.parts[self.bundle.signature] = 2 * max(self._parts, run.devices)
+            self.worker.parts[self.bundle.signature] = 2 * max(self._parts, run.seat[1])
         elif isinstance(error, Apart):
             yield Parted(self.bundle.devices, str(error))
+        if self.sharded and isinstance(error, Unspreadable):
+            error = Unspreadable(cannot_share(self.worker.job.task, str(error)))
         elif isinstance(error, Unspreadable):
             yield self._measured({1: 1.0}, f"never on several devices: {error}")
-        self._over = True
-        if smaller or isinstance(error, Apart | Unspreadable):
+        if smaller or (isinstance(error, Apart | Unspreadable) and not self.sharded):
             yield Stopped(trial, attempt, self._state)
         else:
-            died = out_of_memory(error) or isinstance(error, Torn)
+            died = out_of_memory(error) or isinstance(error, Torn | Apart)
             yield Failed(trial, attempt, explain(error), died=died)
 
     def _save(self, run: Distributed) -> float:
-        if self.first:
-            self._state = self.worker.save(self.placement, run.state())
+        if (state := run.told_state()) is not None:
+            self._state = self.worker.save(self.placement, state)
         return time.perf_counter()
 
     def _measured(self, scaling: dict[int, float], reason: str) -> Measured:

@@ -51,16 +51,8 @@ class Training:
         self.seed = key(seed, "trial", trial)
         self.batch_size = batch_size(task, config, data.train.length)
         seed_everything(key(seed, "weights", trial))
-        self.model = task.model(config).to(device)
-        self.optimizer = task.optimizer(list(self.model.parameters()), config)
-        if not isinstance(self.optimizer, torch.optim.Optimizer):
-            kind = type(self.optimizer).__name__
-            raise TaskError(f"{task_name(task)}.optimizer must return a torch optimizer, got {kind}.")
-        # What zero_grad of torch's own optimizers does, without its profiling, which a small model's step feels.
-        plain = type(self.optimizer).zero_grad is torch.optim.Optimizer.zero_grad
-        self.zeroed = [p for group in self.optimizer.param_groups for p in group["params"]] if plain else None
-        self.closure = isinstance(self.optimizer, torch.optim.LBFGS)
-        self.scheduler, self.every_step = split_scheduler(task.scheduler(self.optimizer, config))
+        self.model = self.brought(task.model(config))
+        self.optimize()
         self.scaler = torch.amp.GradScaler(device.type) if task.precision == "fp16" else None
         # What the loss draws at random, and what the metrics draw.
         self.randomness, self.eval_randomness = (Solo(self.model, _generators(device)) for _ in range(2))
@@ -72,6 +64,23 @@ class Training:
         # The weights at the best report so far, so that the best trial's model is the one that was measured.
         self.best_score, self.best_unit, self.best_step = float("-inf"), 0, 0
         self.best_model: Mapping[str, torch.Tensor] = {}
+
+    def brought(self, model: nn.Module) -> nn.Module:
+        """A new model, where it trains."""
+        return model.to(self.device)
+
+    def optimize(self) -> None:
+        """Make the optimizer and the scheduler of the model's parameters."""
+        task, config = self.task, self.config
+        self.optimizer = task.optimizer(list(self.model.parameters()), config)
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            kind = type(self.optimizer).__name__
+            raise TaskError(f"{task_name(task)}.optimizer must return a torch optimizer, got {kind}.")
+        # What zero_grad of torch's own optimizers does, without its profiling, which a small model's step feels.
+        plain = type(self.optimizer).zero_grad is torch.optim.Optimizer.zero_grad
+        self.zeroed = [p for group in self.optimizer.param_groups for p in group["params"]] if plain else None
+        self.closure = isinstance(self.optimizer, torch.optim.LBFGS)
+        self.scheduler, self.every_step = split_scheduler(task.scheduler(self.optimizer, config))
 
     def take_up(self, random: State | None) -> None:
         """Set the global generators to where this trial left them; None where it has drawn nothing from them yet."""
@@ -93,8 +102,12 @@ class Training:
                 continue  # the epoch ended inside a unit
             metrics = self.evaluate()
             if self.count_unit(metrics):
-                self.best_model = {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
+                self.best_model = self.weights()
             yield metrics
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """A copy of the model's, on the CPU."""
+        return {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
 
     def batches(self) -> Iterator[Any]:
         """The rest of the epoch's batches."""

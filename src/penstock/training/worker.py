@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.bundle import Bundle, Description, Gathering, Job, Placement, Stopped, WorkerEvent
-from penstock.task import FunctionTask, Task
+from penstock.task import FunctionTask, Task, shards
 from penstock.training.bundles import Events, FusedRun, Run, Solo
 from penstock.trial import Config, StateRef
 
@@ -117,19 +117,33 @@ class Worker:
             from penstock.training.checkpoint import load
 
             run.restore(load(self.job.states, placement.state), inherited=placement.inherited)
-        elif self.save_cost == 0.0 and isinstance(task, Task):
-            self.save_cost = 0.01 + sum(p.nbytes for p in run.model.parameters()) / 50e6  # until one is measured
+        elif isinstance(task, Task):
+            self._expect(run)
         return run
+
+    def _expect(self, run: Training) -> None:
+        if self.save_cost == 0.0:
+            self.save_cost = 0.01 + sum(p.nbytes for p in run.model.parameters()) / 50e6  # until one is measured
 
     def begin_spread(self, placement: Placement) -> Distributed:
         """A trial that other workers train too, at its placement's state."""
         from penstock.training.checkpoint import load
-        from penstock.training.distributed import Distributed
 
-        run: Distributed = self._training_of(placement.trial, placement.config, Distributed)
+        run: Distributed = self._training_of(placement.trial, placement.config, self._spread)
+        self._expect(run)
         if placement.state is not None:
             run.restore(load(self.job.states, placement.state), inherited=placement.inherited)
         return run
+
+    @property
+    def _spread(self) -> type[Distributed]:
+        if shards(self.job.task) > 1:
+            from penstock.training.sharded import Sharded
+
+            return Sharded
+        from penstock.training.distributed import Distributed
+
+        return Distributed
 
     @property
     def torch_device(self) -> torch.device:
@@ -223,10 +237,12 @@ class Worker:
         """What a config's trial is like, with one dry batch if ``train``; the global random states stay."""
         if isinstance(self.job.task, FunctionTask):
             return Description(reason="a function has a loop of its own")
-        from penstock.training.check import describe
+        from penstock.training.check import describe, describe_whole
         from penstock.training.randomness import own_randomness
 
         with own_randomness():
+            if shards(self.job.task) > 1:
+                return describe_whole(self._training_of(0, config, self._spread)) if train else Description()
             if train:
                 return describe(self._training_of(0, config), self._reads, train=True)
             try:
