@@ -1,193 +1,166 @@
-"""What each worker of a distributed bundle does with it. The first one decides and tells; the others follow it."""
+"""The workers of a trial on several devices: how they meet, what they say to each other, how one hears of an error."""
 
 from __future__ import annotations
 
-import time
+import fcntl
+import socket
+import struct
 from collections.abc import Iterator
-from dataclasses import replace
-from statistics import median
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from datetime import timedelta
+from os import environ
+from time import perf_counter, sleep
+from typing import Any
 
-from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Parted, Saved, Stopped, WorkerEvent
-from penstock.curve import doublings
-from penstock.task import cannot_share, shards
-from penstock.training.bundles import SAVING, Events, OneTrial, explain, out_of_memory
-from penstock.trial import Report, StateRef, Usage
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
-if TYPE_CHECKING:
-    from penstock.training.distributed import Distributed, Gang
-    from penstock.training.worker import Worker
+from penstock.errors import TaskError
+from penstock.training.bundles import out_of_memory
 
-TALK = 0.1  # seconds after which the first worker says again whether to go on
-WARM, TIMED, ROUNDS = 2, 4, 2  # steps on each number of devices before they are timed, timed ones, and how often
-FREE = 1e-9
+MEETING = float(environ.get("PENSTOCK_MEETING", "30"))  # seconds that the workers of a trial have to meet
+MOMENT = 0.002  # seconds between two looks whether all have come
+PATIENCE = 600.0  # seconds that one waits for another's part of a step; of one that died it hears at once
+ERROR = "error"  # where a worker leaves word of what went wrong in its part
 
 
-class GangRun(OneTrial):
-    """One trial, on several workers, of which this is one; once they have met, only the first leaves when told to."""
+class Unspreadable(TaskError):
+    """The trial cannot be spread, and why."""
 
-    def __init__(self, worker: Worker, bundle: Bundle) -> None:
-        super().__init__(worker, bundle)
-        self.first = bundle.rank == 0
-        self.sharded = shards(worker.job.task) > 1  # it has no other way
-        self._state: StateRef | None = self.placement.state
-        self._parts = 0  # in which a batch is taken, once it trains
-        self._quiet = 0  # steps until the first says again whether to go on
-        self._began, self._first_step = time.perf_counter(), 0  # of what the next report tells the usage of
 
-    def events(self) -> Events:
-        from penstock.training.distributed import Gang
+class Apart(TaskError):
+    """The workers did not meet."""
 
-        worker, bundle, count = self.worker, self.bundle, len(self.bundle.devices)
-        gang: Gang | None = None
-        run: Distributed | None = None
-        said = list[WorkerEvent]()
+
+class Torn(TaskError):
+    """Another worker has gone."""
+
+
+class Theirs(TaskError):
+    """The error of another worker, as text."""
+
+
+class Gang:
+    """The workers of a trial, from one of them: what they say to each other. The first has the store they meet at."""
+
+    def __init__(self, store: Any, rank: int, count: int, device: torch.device) -> None:
+        self.store, self.rank, self.count, self.device = store, rank, count, device
+        self.present = True  # whether this worker's part of the batch counts
+        self.group: Any = None
+
+    @classmethod
+    def open(cls, host: str, count: int, device: torch.device) -> tuple[Gang, str]:
+        """The first worker's, and the address where the others come to."""
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=MEETING))
+        return cls(store, 0, count, device), f"{host}:{store.port}"
+
+    @classmethod
+    def join(cls, address: str, rank: int, count: int, device: torch.device) -> Gang:
+        """Another worker's."""
+        host, _, port = address.rpartition(":")
+        wait = timedelta(seconds=MEETING)
         try:
-            if self.first:
-                gang, meeting = Gang.open(worker.host, count, worker.torch_device)
-                yield Gathering(replace(bundle, meeting=meeting))
-            else:
-                gang = Gang.join(bundle.meeting, bundle.rank, count, worker.torch_device)
-            run = worker.begin_spread(self.placement)
-            self._first_step = run.step
-            for _ in gang.waits():
-                yield None
-                if self.leaving:  # it is to be elsewhere, and so may one that it waits for
-                    yield from self._end()
-                    return
-            gang.connect(worker.host)
-            yield from self._train(gang, run)
-        except Exception as error:
-            if self.first:
-                said += self._failed(error if gang is None else gang.behind(error), run)
-            elif gang is not None:
-                gang.blame(error, explain(error))
-        finally:  # the error is not held any more, nor what it happened to
-            if run is not None:
-                run.leave()
-            if gang is not None:
-                gang.leave()
-        yield from said[:-1]
-        self._over = True
-        yield from said[-1:]
+            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=wait)
+        except dist.DistError as error:
+            raise Apart(str(error)) from error
+        return cls(store, rank, count, device)
 
-    def _train(self, gang: Gang, run: Distributed) -> Events:
-        """Train to the end, on all devices; or first on 1, 2, 4, … of them, to see what each number gives."""
-        from penstock.training.distributed import Unspreadable
+    def waits(self) -> Iterator[None]:
+        """Come to the meeting, and wait there a moment at a time until all have come."""
+        self.store.set(f"here {self.rank}", "")
+        end, all = perf_counter() + MEETING, [f"here {rank}" for rank in range(self.count)]
+        while not self.store.check(all):
+            if perf_counter() > end:
+                raise Apart(f"The {self.count} workers of a trial did not meet within {MEETING:.0f} seconds.")
+            sleep(MOMENT)
+            yield
+        if self.store.check([ERROR]):
+            raise Torn
 
-        signature, known = self.bundle.signature, self.worker.spreadable
-        known_here = signature in known and not self.sharded  # of those in shares, nobody knows what they are like
-        checked, self._parts = gang.hear(known_here, self.worker.parts.get(signature, 1))
-        if not checked:
-            run.check(gang, self._parts)
-            known.add(signature)
-        if self._parts > (1 if self.bundle.measure else gang.count) and (reason := run.divide(self._parts)):
-            raise Unspreadable(f"a batch does not fit into memory, nor can it be taken in parts: {reason}")
-        if self.bundle.measure:
-            yield from self._measure(gang, run)
-            if self._over:
-                return
-        elif checked:
-            run.join(gang)
-        yield from self._steps(run, None)
-
-    def _measure(self, gang: Gang, run: Distributed) -> Events:
-        """Train a few steps on 1, 2, 4, … of the devices, and once more, as others may use them too; then join all."""
-        counts = doublings(gang.count)
-        parts = {count: gang.first(count) for count in counts}
-        seconds: dict[int, list[float]] = {count: [] for count in counts}
-        for turn, count in enumerate(counts * ROUNDS):
-            part = parts[count]
-            if part is None:
-                continue  # its turn comes
-            if turn > 0:
-                run.take_over(part)
-            run.join(part)
-            yield from self._steps(run, seconds[count])
-            if self._over:
-                return
-        if self.first:
-            scaling = {count: median(times) for count, times in seconds.items()}
-            said = f"a step takes {', '.join(_said(*one) for one in scaling.items())}"
-            yield self._measured(scaling, "; ".join(filter(None, [said, self.bundle.reason])))
-
-    def _steps(self, run: Distributed, timed: list[float] | None) -> Events:
-        """Train until the trial is to leave, or until enough steps are timed."""
-        worker, trial, attempt = self.worker, self.placement.trial, self.placement.attempt
-        saved = stepped = time.perf_counter()
-        steps = run.steps()
-        self._quiet, taken = 0, list[float]()
-        run.timed = taken if timed is not None else None
+    def connect(self, host: str) -> None:
+        """Be connected with all of them, who are there."""
         try:
-            for metrics in steps:
-                now = time.perf_counter()
-                ends = due = leaves = 0
-                if self._quiet <= 0 or metrics is not None:
-                    quiet = max(1, min(1000, int(TALK / max(now - stepped, FREE))))
-                    ends = metrics is not None and run.unit >= self.budget
-                    due = now - saved > worker.save_cost / SAVING
-                    ends, due, leaves, self._quiet = run.gang.hear(ends, due, self.leaving, quiet)
-                self._quiet -= 1
-                if ends or due or leaves:
-                    saved = self._save(run)
-                if metrics is not None and self.first:
-                    state = self._state if ends or due or leaves else None
-                    seconds = (now - self._began) * len(self.bundle.devices)  # it holds them all, whatever it measures
-                    usage = Usage(seconds, run.step - self._first_step, worker.peak_bytes())
-                    yield Report(trial, run.unit, metrics, attempt, state, usage)
-                    self._began, self._first_step = now, run.step
-                elif due and not leaves and self.first and self._state is not None:
-                    yield Saved(trial, attempt, self._state)
-                if ends or leaves:
-                    yield from self._end(finished=bool(ends))
-                    return
-                yield None
-                if timed is not None and len(taken) == WARM + TIMED:
-                    timed += taken[WARM:]
-                    return
-                stepped = time.perf_counter()
-        finally:
-            run.timed = None
-            steps.close()
+            environ["GLOO_SOCKET_IFNAME"] = _interface(host)
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            wait = timedelta(seconds=PATIENCE)
+            dist.init_process_group(backend, store=self.store, rank=self.rank, world_size=self.count, timeout=wait)
+        except (dist.DistError, RuntimeError) as error:
+            raise Apart(f"The {self.count} workers of a trial could not be connected: {error}") from error
+        self.group = dist.group.WORLD
 
-    def _end(self, *, finished: bool = False) -> Events:
-        self._over = True
-        if self.first and finished:
-            yield Finished(self.placement.trial, self.placement.attempt)
-        elif self.first:
-            yield Stopped(self.placement.trial, self.placement.attempt, self._state)
+    def first(self, count: int) -> Gang | None:
+        """The first ``count`` of them, from one that may not be of them; every worker asks for the same at once."""
+        if count == self.count:
+            return self
+        group = dist.new_group(list(range(count)))
+        if self.rank >= count:
+            return None
+        part = Gang(self.store, self.rank, count, self.device)
+        part.group = group
+        return part
 
-    def _failed(self, error: Exception, run: Distributed | None) -> Iterator[WorkerEvent]:
-        """What became of the trial: its own error on whichever worker, a worker's death, or that it stays on one.
+    def sum(self, tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor, group=self.group)
+        return tensor
 
-        Where memory ran out on one of them, they come together again from the last state, and take smaller parts.
-        """
-        from penstock.training.distributed import Apart, Torn, Unspreadable
+    def hear(self, *values: int) -> list[int]:
+        """What the first says: whole numbers, as many as the others give."""
+        told = torch.tensor(values, dtype=torch.int64, device=self.device)
+        dist.broadcast(told, 0, group=self.group)
+        heard: list[int] = told.tolist()
+        return heard
 
-        trial, attempt = self.placement.trial, self.placement.attempt
-        smaller = run is not None and self._parts > 0 and not self.sharded and out_of_memory(error)
-        if run is not None and smaller:
-            self.worker.parts[self.bundle.signature] = 2 * max(self._parts, run.seat[1])
-        elif isinstance(error, Apart):
-            yield Parted(self.bundle.devices, str(error))
-        if self.sharded and isinstance(error, Unspreadable):
-            error = Unspreadable(cannot_share(self.worker.job.task, str(error)))
-        elif isinstance(error, Unspreadable):
-            yield self._measured({1: 1.0}, f"never on several devices: {error}")
-        if smaller or (isinstance(error, Apart | Unspreadable) and not self.sharded):
-            yield Stopped(trial, attempt, self._state)
-        else:
-            died = out_of_memory(error) or isinstance(error, Torn | Apart)
-            yield Failed(trial, attempt, explain(error), died=died)
+    def gather(self, value: Any) -> list[Any]:
+        """What each of them has."""
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, value, group=self.group)
+        return found
 
-    def _save(self, run: Distributed) -> float:
-        if (state := run.told_state()) is not None:
-            self._state = self.worker.save(self.placement, state)
-        return time.perf_counter()
+    def hand_on(self, value: Any) -> Any:
+        """What the first has."""
+        held = [value]
+        dist.broadcast_object_list(held, 0, group=self.group)
+        return held[0]
 
-    def _measured(self, scaling: dict[int, float], reason: str) -> Measured:
-        return Measured(self.bundle.signature, self.worker.device, "distributed", 1, {}, None, reason, scaling=scaling)
+    def blame(self, error: Exception, text: str) -> None:
+        """Leave word of what went wrong here, unless it is that another has gone."""
+        if not torn(error):
+            with suppress(dist.DistError):  # nobody reads it any more
+                kind = "memory" if out_of_memory(error) else "spread" if isinstance(error, Unspreadable) else "failed"
+                self.store.set(ERROR, f"{kind} {text}")
+                self.store.set(f"here {self.rank}", "")
+
+    def behind(self, error: Exception) -> Exception:
+        """What is behind an error: what another worker said before it went, or that it went without a word."""
+        if not torn(error):
+            return error
+        if not self.store.check([ERROR]):
+            return Torn(f"one of its {self.count} workers died ({error})")
+        kind, _, text = self.store.get(ERROR).decode().partition(" ")
+        return {"spread": Unspreadable, "memory": MemoryError}.get(kind, Theirs)(text)
+
+    def leave(self) -> None:
+        """Part; who still waits for this one is told that it is gone, once nothing holds the connection."""
+        self.group = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
-def _said(count: int, seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms on {count} {'device' if count == 1 else 'devices'}"
+def torn(error: BaseException) -> bool:
+    """Whether an error says that another worker has gone, and nothing of this one's part."""
+    return isinstance(error, dist.DistError | Torn) or "gloo" in str(error)
+
+
+def _interface(host: str) -> str:
+    """The network interface that has an address: gloo is told its name."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            try:
+                found = fcntl.ioctl(one, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+            except OSError:
+                continue
+        if socket.inet_ntoa(found[20:24]) == host:
+            return name
+    return "lo"

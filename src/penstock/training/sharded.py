@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from penstock.training import shares
 from penstock.training.checkpoint import State
-from penstock.training.distributed import CHECKED, Distributed, Gang, Step, Unspreadable, difference, torn
+from penstock.training.distributed import CHECKED, Distributed, Step, difference
+from penstock.training.gang import Gang, Unspreadable, torn
 from penstock.training.parts import InParts, Part
 from penstock.training.synced import synchronize
 

@@ -87,7 +87,7 @@ class Worker:
 
     def _run_of(self, bundle: Bundle) -> Run:
         if bundle.mode == "distributed":
-            from penstock.training.gang import GangRun
+            from penstock.training.gang_run import GangRun
 
             return GangRun(self, bundle)
         return FusedRun(self, bundle) if bundle.mode == "fused" else Solo(self, bundle)
