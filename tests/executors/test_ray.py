@@ -21,6 +21,8 @@ from penstock.executors import ray as rays
 from penstock.executors.base import DeviceLost
 from penstock.executors.ray import RayExecutor
 from penstock.executors.ray_cluster import parse
+from penstock.executors.ray_studies import Studies
+from penstock.executors.ray_worker import RayWorker
 from penstock.task import as_task
 from penstock.trial import Report
 from tests.clusters import Cluster, until  # before ray
@@ -143,6 +145,8 @@ def test_every_device_of_the_cluster_trains(on, whole, tmp_path):
     assert len(placed) == 4
     assert {name.split("/")[0] for name in placed} == {node.id[:6] for node in whole.nodes}
     assert len(result.trials) == 6
+    assert len(RayWorker.__subclasses__()) == 1, "Ray keeps each class that it makes of an actor's"
+    assert len(Studies.__subclasses__()) == 1
 
 
 def test_states_travel_where_nodes_do_not_see_the_drivers_folder(on, whole, tmp_path, monkeypatch):
