@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -31,10 +30,9 @@ from penstock.task import as_task
 from penstock.trial import Report
 from tests.clusters import Cluster, until  # before ray
 from tests.contracts.executors import CONFIG, Exact, SpreadContract, alone, attempts
+from tests.functions import LONG, Cursed, afresh, descend, needs_a_module, pulse, study
 from tests.tasks import Blobs
 
-SPACE = {"lr": ps.loguniform(1e-3, 1.0)}
-LONG = 10**6
 TITLE = "ray::RayWorker"
 
 
@@ -83,21 +81,6 @@ def left(cluster):
     found = [leak for leak in cluster.leaks() if ids.isdisjoint(leak.split())]
     workers = [leak for leak in found if TITLE in leak]
     return [leak for leak in found if leak not in workers] + workers[len(resting) :]
-
-
-def descend(trial):
-    """Gradient descent with momentum, on what a worker is busy with for a while and needs no torch for."""
-    done, x, velocity = trial.state or (0, 0.0, 0.0)
-    for unit in range(done + 1, 28):
-        velocity = 0.5 * velocity - trial.config["lr"] * 2 * (x - 3)
-        x += velocity + 0 * sum(range(300_000))
-        trial.report(unit, state=(unit, x, velocity), loss=(x - 3) ** 2)
-
-
-def study(tmp_path, name, algorithm=None, task=descend, **settings):
-    algorithm = algorithm or ps.SuccessiveHalving(max_budget=27, min_budget=9)
-    settings = {"trials": 6, "metric": "loss", "mode": "min", **settings}
-    return ps.Study(task, SPACE, algorithm=algorithm, dir=tmp_path, name=name, **settings)
 
 
 def curves(result):
@@ -160,12 +143,6 @@ def test_every_device_of_the_cluster_trains(address, whole, tmp_path):
     assert len(RayWorker.__subclasses__()) == 1, "Ray keeps each class that it makes of ours"
 
 
-def needs_a_module(trial):
-    import nowhere_but_there
-
-    trial.report(1, loss=nowhere_but_there.LOSS)
-
-
 def test_the_folder_of_a_studys_file_reaches_nodes_on_other_machines(address, whole, tmp_path, monkeypatch):
     """As on other machines: what the driver's folders are called means nothing there."""
     folder = tmp_path / "code"
@@ -184,7 +161,7 @@ def test_the_folder_of_a_studys_file_reaches_nodes_on_other_machines(address, wh
 
 
 FILE = """
-from tests.executors.test_ray import study as make
+from tests.functions import study as make
 
 study = make(".penstock", None)
 """
@@ -429,20 +406,6 @@ def test_only_the_culprit_of_a_bundle_fails(on, whole, tmp_path, monkeypatch):
             assert [row["loss"] for row in trial.curve] == pytest.approx([row["loss"] for row in expected], rel=1e-5)
 
 
-class Cursed:
-    """Kills whoever runs it on one node."""
-
-    def __init__(self, node):
-        self.node = node
-
-    def __call__(self, trial):
-        import ray
-
-        if ray.get_runtime_context().get_node_id() == self.node:
-            os.kill(os.getpid(), signal.SIGKILL)
-        descend(trial)
-
-
 def test_a_node_where_every_worker_dies_is_avoided(on, whole, tmp_path):
     result = study(tmp_path, "ray", task=Cursed(whole.nodes[0].id)).run(on=on, sharing="solo")
     assert not [trial for trial in result.trials if trial.error]
@@ -474,11 +437,6 @@ def pids(cluster):
 
 def tuned(tmp_path, name, **settings):
     return study(tmp_path, name, **settings).run(on="ray", sharing="solo", workers=2)
-
-
-def afresh(trial):
-    """The same, for which no worker rests yet."""
-    descend(trial)
 
 
 def test_workers_rest_for_the_programs_next_study(on, whole, tmp_path):
@@ -523,7 +481,7 @@ def test_they_make_way_for_another_task_and_for_another_program(on, whole, tmp_p
     monkeypatch.setattr("penstock.executors.ray_slot.RESTING", 1000.0)
     tuned(tmp_path, "first")
     there = pids(whole)
-    executor = RayExecutor(Job(as_task(until_stopped), 0, "loss", "min", tmp_path / "states"), "ray")
+    executor = RayExecutor(Job(as_task(pulse), 0, "loss", "min", tmp_path / "states"), "ray")
     assert len(executor.devices()) == 4
     assert not pids(whole) & there
     executor.close()
@@ -540,14 +498,8 @@ def test_they_make_way_for_another_task_and_for_another_program(on, whole, tmp_p
 # Several studies
 
 
-def until_stopped(trial):
-    for step in range(1, LONG):
-        time.sleep(0.02)  # leaves the cores to workers that start
-        trial.report(step, loss=0.0)
-
-
 def test_two_studies_share_a_cluster_by_weight_and_the_rest_falls_to_the_last(on, whole, tmp_path):
-    task = as_task(until_stopped)
+    task = as_task(pulse)
     jobs = [Job(task, 0, "loss", "min", tmp_path / str(i) / "states") for i in range(2)]
     first = RayExecutor(jobs[0], on, weight=3)
     assert len(first.devices()) == 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -24,8 +23,8 @@ from penstock.task import as_task
 from penstock.trial import Report
 from tests import autoscaling  # before ray
 from tests.clusters import until
+from tests.functions import LONG, held, pulse
 
-LONG = 10**6
 SPOT = {MARKET: "spot"}
 TYPES = {"small": autoscaling.NodeType(most=2), "spot": autoscaling.NodeType(most=1, labels=SPOT)}
 
@@ -59,13 +58,6 @@ def make(empty, tmp_path):
         executor.close()
 
 
-def pulse(trial):
-    """Reports until it is stopped."""
-    for unit in range(1, LONG):
-        time.sleep(0.02)
-        trial.report(unit, loss=1 / unit)
-
-
 class Watch:
     """What an executor says, and whether something has come true while it is listened to."""
 
@@ -77,14 +69,6 @@ class Watch:
 
     def count(self, *kinds):
         return sum(isinstance(event, kinds) for event in self.told)
-
-
-def held(trial):
-    """Reports until it is let go."""
-    for step in range((trial.state or 0) + 1, LONG):
-        trial.report(step, state=step, loss=(1 + trial.config["number"]) / step)
-        if (Path(trial.config["dir"]) / f"go {trial.config['number']}").exists():
-            return
 
 
 def test_a_cluster_that_has_no_nodes_yet_follows_a_study(empty, tmp_path):
