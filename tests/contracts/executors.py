@@ -58,6 +58,8 @@ class Shared(Exact):
 class ExecutorContract:
     """What ``penstock.executors.base.Executor`` promises."""
 
+    endless = 10**6  # units of a bundle that is to be stopped: so many that its step is compiled meanwhile
+
     @classmethod
     def make(cls, job):
         raise NotImplementedError
@@ -221,7 +223,7 @@ class ExecutorContract:
             assert report.state.unit == units
 
     def test_a_fused_bundle_changes_when_it_is_declared_again(self, exact):
-        stays, goes, comes = (Placement(trial, next(attempts), CONFIG, 10**6) for trial in (1, 2, 3))
+        stays, goes, comes = (Placement(trial, next(attempts), CONFIG, self.endless) for trial in (1, 2, 3))
         self.fuse(exact, stays, goes)
         events = []
         while len(self.curve(events)) < 4:
@@ -259,6 +261,8 @@ class ExecutorContract:
 
 class SpreadContract(ExecutorContract):
     """What an executor of several devices keeps besides: a trial on all of them is the trial on one."""
+
+    endless = 10**4  # its workers train as any: compiling, which takes them ten seconds, is seen on one device
 
     def spread(self, executor, *placements, devices=(0, 1), name="a", **more):
         names = tuple(executor.devices()[i].name for i in devices)

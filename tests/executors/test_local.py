@@ -1,5 +1,6 @@
 """The executor inside the driver's process."""
 
+import gc
 import random
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 
 from penstock.bundle import Job, Placement
 from penstock.executors.local import LocalExecutor
-from tests.contracts.executors import CONFIG, ExecutorContract
+from tests.contracts.executors import CONFIG, Exact, ExecutorContract
 from tests.tasks import Noisy
 
 
@@ -27,3 +28,20 @@ class TestLocalExecutor(ExecutorContract):
         self.until_left(executor)
         executor.close()
         assert (random.random(), np.random.rand(), torch.rand(1)) == expected
+
+    def test_once_closed_it_holds_no_data_and_no_trial(self, tmp_path):
+        """A study goes with the cycles it is part of, when Python looks for some; its tensors cannot wait for that."""
+        there = {id(one) for one in tensors()}
+        executor = self.make(Job(Exact(), 0, "loss", "min", tmp_path / "states"))
+        self.place(executor, Placement(0, 1, CONFIG, 1))
+        self.until_left(executor)
+        self.fuse(executor, Placement(1, 2, CONFIG, 1), Placement(2, 3, CONFIG, 1))
+        self.until_left(executor, 2)
+        assert {id(one) for one in tensors()} - there, "trials stay in memory while it is open"
+        executor.close()
+        assert not [one for one in tensors() if id(one) not in there]
+
+
+def tensors():
+    gc.collect()
+    return [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]

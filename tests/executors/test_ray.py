@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,17 +20,19 @@ import penstock as ps
 from penstock import events
 from penstock.bundle import Bundle, Failed, Finished, Job, Placement, Stopped
 from penstock.executors import ray as rays
+from penstock.executors import ray_slot
 from penstock.executors.base import DeviceLost
 from penstock.executors.ray import RayExecutor
 from penstock.executors.ray_cluster import parse
+from penstock.executors.ray_studies import Studies
+from penstock.executors.ray_worker import RayWorker
 from penstock.task import as_task
 from penstock.trial import Report
 from tests.clusters import Cluster, until  # before ray
 from tests.contracts.executors import CONFIG, Exact, SpreadContract, alone, attempts
+from tests.functions import LONG, Cursed, afresh, descend, needs_a_module, pulse, study
 from tests.tasks import Blobs
 
-SPACE = {"lr": ps.loguniform(1e-3, 1.0)}
-LONG = 10**6
 TITLE = "ray::RayWorker"
 
 
@@ -41,10 +45,21 @@ def cluster():
     assert not cluster.leaks()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on(cluster):
+@pytest.fixture(scope="module")
+def address(cluster):
     TestRayExecutor.on = f"ray://{cluster.address}"
     return TestRayExecutor.on
+
+
+@pytest.fixture(scope="module")
+def on(address, cluster):
+    """The address, where the program is connected by itself: its workers rest until the next test that trains alike."""
+    import ray
+
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield address
+    ray.shutdown()
+    until(lambda: not cluster.leaks(), f"nothing is left: {cluster.leaks()}")
 
 
 @pytest.fixture
@@ -54,42 +69,35 @@ def whole(cluster):
         cluster.add_node(cpus=2, gpus=2)
     until(lambda: len(cluster.alive() - cluster.draining()) == 3, "two nodes and the head are there")
     yield cluster
-    until(lambda: not cluster.leaks(), f"nothing is left: {cluster.leaks()}")
+    until(lambda: not left(cluster), f"nothing is left: {left(cluster)}")
 
 
-class TestRayExecutor(SpreadContract):
-    on = ""
+def left(cluster):
+    """What studies have left on a cluster, beside workers that rest."""
+    import ray
 
-    @classmethod
-    def make(cls, job):
-        return RayExecutor(job, cls.on, workers=2)
-
-
-def descend(trial):
-    """Gradient descent with momentum, on what a worker is busy with for a while and needs no torch for."""
-    done, x, velocity = trial.state or (0, 0.0, 0.0)
-    for unit in range(done + 1, 28):
-        velocity = 0.5 * velocity - trial.config["lr"] * 2 * (x - 3)
-        x += velocity + 0 * sum(range(300_000))
-        trial.report(unit, state=(unit, x, velocity), loss=(x - 3) ** 2)
-
-
-def study(tmp_path, name, algorithm=None, task=descend, **settings):
-    algorithm = algorithm or ps.SuccessiveHalving(max_budget=27, min_budget=9)
-    settings = {"trials": 6, "metric": "loss", "mode": "min", **settings}
-    return ps.Study(task, SPACE, algorithm=algorithm, dir=tmp_path, name=name, **settings)
+    resting = [kept for kin in ray_slot._resting.values() for kept in kin] if ray.is_initialized() else []
+    ids = {id for group, actor in resting for id in (group.id.hex(), actor._actor_id.hex())}
+    found = [leak for leak in cluster.leaks() if ids.isdisjoint(leak.split())]
+    workers = [leak for leak in found if TITLE in leak]
+    return [leak for leak in found if leak not in workers] + workers[len(resting) :]
 
 
 def curves(result):
     return {trial.number: (trial.config, trial.state, trial.curve) for trial in result.trials}
 
 
+@cache
+def undisturbed():
+    """What every trial of the study came to, which is best, and what was reported, without a fault."""
+    with tempfile.TemporaryDirectory() as dir:
+        result = study(dir, "undisturbed").run(sharing="solo")
+        return curves(result), result.best.number, reports(Path(dir) / "undisturbed")
+
+
 def assert_undisturbed(result, tmp_path, name):
     """Every trial and decision as without the fault."""
-    expected = study(tmp_path, "undisturbed").run(sharing="solo")
-    assert curves(result) == curves(expected)
-    assert result.best.number == expected.best.number
-    assert reports(tmp_path / name) == reports(tmp_path / "undisturbed")
+    assert (curves(result), result.best.number, reports(tmp_path / name)) == undisturbed()
 
 
 def reports(dir):
@@ -123,7 +131,139 @@ def node_of(cluster, slot):
     return next(node for node in cluster.nodes if node.id == slot.node)
 
 
-# Studies on a cluster
+# A connection of the study's own
+
+
+def test_every_device_of_the_cluster_trains(address, whole, tmp_path):
+    result = study(tmp_path, "ray", ps.Random(budget=3)).run(on=address, sharing="solo")
+    placed = {e.devices[0] for e in events.read(tmp_path / "ray" / "log.jsonl") if isinstance(e, events.Placed)}
+    assert len(placed) == 4
+    assert {name.split("/")[0] for name in placed} == {node.id[:6] for node in whole.nodes}
+    assert len(result.trials) == 6
+    assert len(RayWorker.__subclasses__()) == 1, "Ray keeps each class that it makes of ours"
+
+
+def test_the_folder_of_a_studys_file_reaches_nodes_on_other_machines(address, whole, tmp_path, monkeypatch):
+    """As on other machines: what the driver's folders are called means nothing there."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "nowhere_but_there.py").write_text("LOSS = 0.25")
+    monkeypatch.setattr("penstock.executors.ray_cluster._here", lambda hosts: False)
+    executor = RayExecutor(Job(as_task(needs_a_module), 0, "loss", "min", tmp_path), address, workers=1, folder=folder)
+    try:
+        executor.place(Bundle("a", (executor.devices()[0].name,), (Placement(0, next(attempts), {}, 1),)))
+        told = []
+        until(lambda: told.extend(executor.wait(0.1)) or len(told) >= 2, "the trial has ended")
+    finally:
+        executor.close()
+    assert [type(event) for event in told] == [Report, Finished]
+    assert told[0].metrics == {"loss": 0.25}
+
+
+FILE = """
+from tests.functions import study as make
+
+study = make(".penstock", None)
+"""
+
+
+def test_a_driver_that_is_killed_and_resumed(address, whole, tmp_path):
+    file = tmp_path / "tuned.py"
+    file.write_text(FILE)
+    command = [str(Path(sys.executable).with_name("penstock"))]
+    common = ["--dir", str(tmp_path), "--on", address, "--workers", "2", "--sharing", "solo", "--json"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet["env"] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    driver = subprocess.Popen([*command, "run", str(file), "--name", "ray", *common], **quiet)
+    log = tmp_path / "ray" / "log.jsonl"
+    until(lambda: log.exists() and log.read_text().count('"reported"') > 3, "the study reports")
+    driver.kill()
+    driver.wait()
+    until(lambda: not any(whole.workers(node, TITLE) for node in whole.nodes), "workers end with their driver")
+    subprocess.run([*command, "resume", "ray", *common], check=True, **quiet)
+    assert reports(tmp_path / "ray") == undisturbed()[2]
+
+
+# Bad input
+
+
+def test_an_address_that_does_not_answer(tmp_path, cluster):
+    import ray
+
+    assert not ray.is_initialized()
+    with pytest.raises(ps.StudyError, match=r"No Ray cluster answers at 127\.0\.0\.1:9"):
+        RayExecutor(Job(Blobs(), 0, "loss", "min", tmp_path), "ray://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("on", ["ray://", "ray://host", "ray:host:6379", "ray://host:0", "ray://a b:1", "rays"])
+def test_an_address_that_is_none(on):
+    with pytest.raises(ps.StudyError, match="Expected on="):
+        parse(on)
+
+
+def test_more_workers_than_there_are_devices(address, whole, tmp_path):
+    with pytest.raises(ps.StudyError, match="with 5 devices or more, got one whose nodes offer 4 GPUs in all"):
+        RayExecutor(Job(Blobs(), 0, "loss", "min", tmp_path), address, workers=5)
+
+
+def test_a_task_that_cannot_be_sent_names_the_attribute(address, tmp_path):
+    task = Blobs()
+    task.lock = threading.Lock()
+    with pytest.raises(ps.StudyError, match="its attribute 'lock' cannot be pickled"):
+        RayExecutor(Job(task, 0, "loss", "min", tmp_path), address)
+
+
+def test_another_version_on_a_node(address, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.executors.ray_slot.__version__", "9.9")
+    with pytest.raises(ps.StudyError, match=r"has Penstock .* and the driver has 9\.9: expected the same on all nodes"):
+        RayExecutor(Job(as_task(descend), 0, "loss", "min", tmp_path), address, workers=1)
+
+
+def test_states_that_workers_cannot_reach(address, whole, tmp_path):
+    with pytest.raises(ps.StudyError, match=r"A worker could not start on .*:\nCannot .* nosuch://bucket"):
+        RayExecutor(Job(as_task(descend), 0, "loss", "min", "nosuch://bucket"), address, workers=1)
+
+
+def test_without_ray_the_install_line_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ps.StudyError, match=r'pip install "penstock\[ray\]"'):
+        rays.require()
+
+
+# From here on the program is connected
+
+
+@pytest.mark.usefixtures("on")
+class TestRayExecutor(SpreadContract):
+    on = ""
+
+    @classmethod
+    def make(cls, job):
+        return RayExecutor(job, cls.on, workers=2)
+
+
+def test_a_trial_on_two_nodes_loses_one_of_them(on, whole, tmp_path):
+    executor = RayExecutor(Job(Exact(), 0, "loss", "min", tmp_path / "states"), on)
+    suite = TestRayExecutor()
+    try:
+        nodes = [device.node for device in executor.devices()]
+        apart = (0, next(i for i, node in enumerate(nodes) if node != nodes[0]))
+        suite.spread(executor, Placement(4, 1, CONFIG, LONG), devices=apart)
+        told = []
+        until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, Report) for e in told), "it trains")
+        (node,) = [node for node in whole.nodes if node.id.startswith(nodes[apart[1]])]
+        whole.kill_node(node)
+        until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, Failed) for e in told), "its end is told")
+        failed = next(e for e in told if isinstance(e, Failed))
+        assert failed.died
+        until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, DeviceLost) for e in told), "a device too")
+        (left,) = {device.node for device in executor.devices()} - {nodes[apart[1]]}
+        there = [i for i, device in enumerate(executor.devices()) if device.node == left]
+        suite.spread(executor, Placement(4, 2, CONFIG, 2), devices=there[:2], name="b")
+        again = [e for e in suite.until_left(executor) if getattr(e, "attempt", 2) == 2]
+        suite.assert_as_alone(again, 4, CONFIG, 2)
+    finally:
+        executor.close()
 
 
 @pytest.mark.parametrize("sharing", ["solo", "fused"])
@@ -137,22 +277,6 @@ def test_a_study_on_a_cluster_is_the_study_of_one_machine(on, whole, tmp_path, s
         assert [row["loss"] for row in one.curve] == pytest.approx([row["loss"] for row in other.curve], rel=1e-4)
 
 
-def test_every_device_of_the_cluster_trains(on, whole, tmp_path):
-    result = study(tmp_path, "ray", ps.Random(budget=3)).run(on=on, sharing="solo")
-    placed = {e.devices[0] for e in events.read(tmp_path / "ray" / "log.jsonl") if isinstance(e, events.Placed)}
-    assert len(placed) == 4
-    assert {name.split("/")[0] for name in placed} == {node.id[:6] for node in whole.nodes}
-    assert len(result.trials) == 6
-
-
-def test_states_travel_where_nodes_do_not_see_the_drivers_folder(on, whole, tmp_path, monkeypatch):
-    """As on machines that share no folder: the token that workers look for is not to be found."""
-    monkeypatch.setattr(rays, "_token", lambda job: Path("/nowhere/.driver"))
-    result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
-    assert_undisturbed(result, tmp_path, "ray")
-    assert result.best.last_state()[0] == 27
-
-
 def test_pbt_takes_over_states_on_other_workers(on, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(rays, "_token", lambda job: Path("/nowhere/.driver"))
     pbt = ps.PBT(population=4, max_budget=6, interval=2)
@@ -161,27 +285,12 @@ def test_pbt_takes_over_states_on_other_workers(on, whole, tmp_path, monkeypatch
     assert curves(result) == curves(expected)
 
 
-def needs_a_module(trial):
-    import nowhere_but_there
-
-    trial.report(1, loss=nowhere_but_there.LOSS)
-
-
-def test_the_folder_of_a_studys_file_reaches_nodes_on_other_machines(on, whole, tmp_path, monkeypatch):
-    """As on other machines: what the driver's folders are called means nothing there."""
-    folder = tmp_path / "code"
-    folder.mkdir()
-    (folder / "nowhere_but_there.py").write_text("LOSS = 0.25")
-    monkeypatch.setattr("penstock.executors.ray_cluster._here", lambda hosts: False)
-    executor = RayExecutor(Job(as_task(needs_a_module), 0, "loss", "min", tmp_path), on, workers=1, folder=folder)
-    try:
-        executor.place(Bundle("a", (executor.devices()[0].name,), (Placement(0, next(attempts), {}, 1),)))
-        told = []
-        until(lambda: told.extend(executor.wait(0.1)) or len(told) >= 2, "the trial has ended")
-    finally:
-        executor.close()
-    assert [type(event) for event in told] == [Report, Finished]
-    assert told[0].metrics == {"loss": 0.25}
+def test_states_travel_where_nodes_do_not_see_the_drivers_folder(on, whole, tmp_path, monkeypatch):
+    """As on machines that share no folder: the token that workers look for is not to be found."""
+    monkeypatch.setattr(rays, "_token", lambda job: Path("/nowhere/.driver"))
+    result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
+    assert_undisturbed(result, tmp_path, "ray")
+    assert result.best.last_state()[0] == 27
 
 
 # Faults
@@ -297,20 +406,6 @@ def test_only_the_culprit_of_a_bundle_fails(on, whole, tmp_path, monkeypatch):
             assert [row["loss"] for row in trial.curve] == pytest.approx([row["loss"] for row in expected], rel=1e-5)
 
 
-class Cursed:
-    """Kills whoever runs it on one node."""
-
-    def __init__(self, node):
-        self.node = node
-
-    def __call__(self, trial):
-        import ray
-
-        if ray.get_runtime_context().get_node_id() == self.node:
-            os.kill(os.getpid(), signal.SIGKILL)
-        descend(trial)
-
-
 def test_a_node_where_every_worker_dies_is_avoided(on, whole, tmp_path):
     result = study(tmp_path, "ray", task=Cursed(whole.nodes[0].id)).run(on=on, sharing="solo")
     assert not [trial for trial in result.trials if trial.error]
@@ -318,7 +413,9 @@ def test_a_node_where_every_worker_dies_is_avoided(on, whole, tmp_path):
 
 
 def test_a_node_that_comes_later_with_another_version_is_left_alone(on, whole, tmp_path, monkeypatch):
-    whole.kill_node(whole.nodes[0])
+    gone = whole.nodes[0]
+    whole.kill_node(gone)
+    whole.wait_until_dead(gone)
 
     def act(executor):
         monkeypatch.setattr("penstock.executors.ray_slot.__version__", "9.9")
@@ -331,68 +428,78 @@ def test_a_node_that_comes_later_with_another_version_is_left_alone(on, whole, t
     assert_undisturbed(result, tmp_path, "ray")
 
 
-FILE = """
-from tests.executors.test_ray import study as make
-
-study = make(".penstock", None)
-"""
+# Workers that rest
 
 
-def test_a_driver_that_is_killed_and_resumed(on, whole, tmp_path):
+def pids(cluster):
+    return {pid for node in cluster.nodes for pid in cluster.workers(node, TITLE)}
+
+
+def tuned(tmp_path, name, **settings):
+    return study(tmp_path, name, **settings).run(on="ray", sharing="solo", workers=2)
+
+
+def test_workers_rest_for_the_programs_next_study(on, whole, tmp_path):
+    first = tuned(tmp_path, "first", task=afresh)
+    there = pids(whole)
+    assert len(there) == 2
+    second = tuned(tmp_path, "second", task=afresh, seed=1)
+    assert pids(whole) == there
+    assert curves(first) != curves(second)
+    assert curves(second) == curves(study(tmp_path, "alone", seed=1).run(sharing="solo"))
+
+
+def test_one_that_died_at_rest_is_replaced(on, whole, tmp_path):
+    tuned(tmp_path, "first")
+    there = pids(whole)
+    for pid in there:
+        os.kill(pid, signal.SIGKILL)
+    assert_undisturbed(tuned(tmp_path, "ray"), tmp_path, "ray")
+    assert not pids(whole) & there
+
+
+def test_one_whose_code_has_changed_is_replaced(on, whole, tmp_path, monkeypatch):
+    code = tmp_path / "lately.py"
+    code.write_text("def train(trial):\n    trial.report(1, loss=1.0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("lately")
+    random = {"algorithm": ps.Random(budget=1), "trials": 4}
+    assert tuned(tmp_path, "first", task=module.train, **random).best.metrics == {"loss": 1.0}
+    code.write_text("def train(trial):\n    trial.report(1, loss=22.0)\n")
+    monkeypatch.delitem(sys.modules, "lately")
+    module = importlib.import_module("lately")
+    assert tuned(tmp_path, "second", task=module.train, **random).best.metrics == {"loss": 22.0}
+
+
+def test_they_leave_after_a_while(on, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.executors.ray_slot.RESTING", 0.1)
+    tuned(tmp_path, "first")
+    until(lambda: not whole.leaks(), "they have left")
+
+
+def test_they_make_way_for_another_task_and_for_another_program(on, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.executors.ray_slot.RESTING", 1000.0)
+    tuned(tmp_path, "first")
+    there = pids(whole)
+    executor = RayExecutor(Job(as_task(pulse), 0, "loss", "min", tmp_path / "states"), "ray")
+    assert len(executor.devices()) == 4
+    assert not pids(whole) & there
+    executor.close()
+    there = pids(whole)
+    assert len(there) == 4
     file = tmp_path / "tuned.py"
     file.write_text(FILE)
-    command = [str(Path(sys.executable).with_name("penstock"))]
-    common = ["--dir", str(tmp_path), "--on", on, "--workers", "2", "--sharing", "solo", "--json"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    quiet["env"] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    driver = subprocess.Popen([*command, "run", str(file), "--name", "ray", *common], **quiet)
-    log = tmp_path / "ray" / "log.jsonl"
-    until(lambda: log.exists() and log.read_text().count('"reported"') > 3, "the study reports")
-    driver.kill()
-    driver.wait()
-    until(lambda: not any(whole.workers(node, TITLE) for node in whole.nodes), "workers end with their driver")
-    subprocess.run([*command, "resume", "ray", *common], check=True, **quiet)
-    study(tmp_path, "undisturbed").run(sharing="solo")
-    assert reports(tmp_path / "ray") == reports(tmp_path / "undisturbed")
-
-
-# A trial on several devices
-
-
-def test_a_trial_on_two_nodes_loses_one_of_them(on, whole, tmp_path):
-    executor = RayExecutor(Job(Exact(), 0, "loss", "min", tmp_path / "states"), on)
-    suite = TestRayExecutor()
-    try:
-        nodes = [device.node for device in executor.devices()]
-        apart = (0, next(i for i, node in enumerate(nodes) if node != nodes[0]))
-        suite.spread(executor, Placement(4, 1, CONFIG, LONG), devices=apart)
-        told = []
-        until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, Report) for e in told), "it trains")
-        (node,) = [node for node in whole.nodes if node.id.startswith(nodes[apart[1]])]
-        whole.kill_node(node)
-        until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, Failed) for e in told), "its end is told")
-        failed = next(e for e in told if isinstance(e, Failed))
-        assert failed.died
-        until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, DeviceLost) for e in told), "a device too")
-        (left,) = {device.node for device in executor.devices()} - {nodes[apart[1]]}
-        there = [i for i, device in enumerate(executor.devices()) if device.node == left]
-        suite.spread(executor, Placement(4, 2, CONFIG, 2), devices=there[:2], name="b")
-        again = [e for e in suite.until_left(executor) if getattr(e, "attempt", 2) == 2]
-        suite.assert_as_alone(again, 4, CONFIG, 2)
-    finally:
-        executor.close()
+    command = [str(Path(sys.executable).with_name("penstock")), "run", str(file), "--dir", str(tmp_path), "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([*command, "--on", on, "--workers", "2"], check=True, env=environment, capture_output=True)
+    assert not pids(whole) & there
 
 
 # Several studies
 
 
-def until_stopped(trial):
-    for step in range(1, LONG):
-        trial.report(step, loss=0.0)
-
-
 def test_two_studies_share_a_cluster_by_weight_and_the_rest_falls_to_the_last(on, whole, tmp_path):
-    task = as_task(until_stopped)
+    task = as_task(pulse)
     jobs = [Job(task, 0, "loss", "min", tmp_path / str(i) / "states") for i in range(2)]
     first = RayExecutor(jobs[0], on, weight=3)
     assert len(first.devices()) == 4
@@ -410,129 +517,7 @@ def test_two_studies_share_a_cluster_by_weight_and_the_rest_falls_to_the_last(on
         assert not any(isinstance(e, Stopped | Failed) for e in told), "an idle device goes before one that trains"
         first.close()
         until(lambda: second.wait(0.05) is None or len(second.devices()) == 4, "the second study has the cluster")
+        assert len(Studies.__subclasses__()) == 1, "Ray keeps each class that it makes of ours"
     finally:
         second.close()
         first.close()
-
-
-# Workers that rest
-
-
-@pytest.fixture
-def program(whole):
-    """A program that is connected to the cluster by itself, as its studies find it."""
-    import ray
-
-    ray.init(address=whole.address, log_to_driver=False, logging_level="ERROR")
-    yield whole
-    ray.shutdown()
-
-
-def pids(cluster):
-    return {pid for node in cluster.nodes for pid in cluster.workers(node, TITLE)}
-
-
-def tuned(tmp_path, name, **settings):
-    return study(tmp_path, name, **settings).run(on="ray", sharing="solo")
-
-
-def test_workers_rest_for_the_programs_next_study(program, tmp_path):
-    first = tuned(tmp_path, "first")
-    there = pids(program)
-    assert len(there) == 4
-    second = tuned(tmp_path, "second", seed=1)
-    assert pids(program) == there
-    assert curves(first) != curves(second)
-    assert curves(second) == curves(study(tmp_path, "alone", seed=1).run(sharing="solo"))
-
-
-def test_one_that_died_at_rest_is_replaced(program, tmp_path):
-    tuned(tmp_path, "first")
-    there = pids(program)
-    for pid in there:
-        os.kill(pid, signal.SIGKILL)
-    assert_undisturbed(tuned(tmp_path, "ray"), tmp_path, "ray")
-    assert not pids(program) & there
-
-
-def test_one_whose_code_has_changed_is_replaced(program, tmp_path, monkeypatch):
-    code = tmp_path / "lately.py"
-    code.write_text("def train(trial):\n    trial.report(1, loss=1.0)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("lately")
-    random = {"algorithm": ps.Random(budget=1), "trials": 4}
-    assert tuned(tmp_path, "first", task=module.train, **random).best.metrics == {"loss": 1.0}
-    code.write_text("def train(trial):\n    trial.report(1, loss=22.0)\n")
-    monkeypatch.delitem(sys.modules, "lately")
-    module = importlib.import_module("lately")
-    assert tuned(tmp_path, "second", task=module.train, **random).best.metrics == {"loss": 22.0}
-
-
-def test_they_make_way_for_another_task_and_for_another_program(program, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.executors.ray_slot.RESTING", 1000.0)
-    tuned(tmp_path, "first")
-    there = pids(program)
-    executor = RayExecutor(Job(as_task(until_stopped), 0, "loss", "min", tmp_path / "states"), "ray")
-    assert len(executor.devices()) == 4
-    assert not pids(program) & there
-    executor.close()
-    there = pids(program)
-    assert len(there) == 4
-    file = tmp_path / "tuned.py"
-    file.write_text(FILE)
-    command = [str(Path(sys.executable).with_name("penstock")), "run", str(file), "--dir", str(tmp_path), "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([*command, "--on", TestRayExecutor.on], check=True, env=environment, capture_output=True)
-    assert not pids(program) & there
-
-
-def test_they_leave_after_a_while(program, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.executors.ray_slot.RESTING", 0.1)
-    tuned(tmp_path, "first")
-    until(lambda: not program.leaks(), "they have left")
-
-
-# Bad input
-
-
-def test_an_address_that_does_not_answer(tmp_path, cluster):
-    import ray
-
-    assert not ray.is_initialized()
-    with pytest.raises(ps.StudyError, match=r"No Ray cluster answers at 127\.0\.0\.1:9"):
-        RayExecutor(Job(Blobs(), 0, "loss", "min", tmp_path), "ray://127.0.0.1:9")
-
-
-@pytest.mark.parametrize("on", ["ray://", "ray://host", "ray:host:6379", "ray://host:0", "ray://a b:1", "rays"])
-def test_an_address_that_is_none(on):
-    with pytest.raises(ps.StudyError, match="Expected on="):
-        parse(on)
-
-
-def test_more_workers_than_there_are_devices(on, whole, tmp_path):
-    with pytest.raises(ps.StudyError, match="with 5 devices or more, got one whose nodes offer 4 GPUs in all"):
-        RayExecutor(Job(Blobs(), 0, "loss", "min", tmp_path), on, workers=5)
-
-
-def test_a_task_that_cannot_be_sent_names_the_attribute(on, tmp_path):
-    task = Blobs()
-    task.lock = threading.Lock()
-    with pytest.raises(ps.StudyError, match="its attribute 'lock' cannot be pickled"):
-        RayExecutor(Job(task, 0, "loss", "min", tmp_path), on)
-
-
-def test_another_version_on_a_node(on, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.executors.ray_slot.__version__", "9.9")
-    with pytest.raises(ps.StudyError, match=r"has Penstock .* and the driver has 9\.9: expected the same on all nodes"):
-        RayExecutor(Job(as_task(descend), 0, "loss", "min", tmp_path), on, workers=1)
-
-
-def test_states_that_workers_cannot_reach(on, whole, tmp_path):
-    with pytest.raises(ps.StudyError, match=r"A worker could not start on .*:\nCannot .* nosuch://bucket"):
-        RayExecutor(Job(as_task(descend), 0, "loss", "min", "nosuch://bucket"), on, workers=1)
-
-
-def test_without_ray_the_install_line_is_said(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ps.StudyError, match=r'pip install "penstock\[ray\]"'):
-        rays.require()

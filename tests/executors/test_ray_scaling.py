@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -24,8 +23,8 @@ from penstock.task import as_task
 from penstock.trial import Report
 from tests import autoscaling  # before ray
 from tests.clusters import until
+from tests.functions import LONG, held, pulse
 
-LONG = 10**6
 SPOT = {MARKET: "spot"}
 TYPES = {"small": autoscaling.NodeType(most=2), "spot": autoscaling.NodeType(most=1, labels=SPOT)}
 
@@ -59,18 +58,6 @@ def make(empty, tmp_path):
         executor.close()
 
 
-def pulse(trial):
-    """Reports until it is stopped."""
-    for unit in range(1, LONG):
-        time.sleep(0.02)
-        trial.report(unit, loss=1 / unit)
-
-
-def thrice(trial):
-    for unit in range(1, 4):
-        trial.report(unit, loss=trial.config["x"] / unit)
-
-
 class Watch:
     """What an executor says, and whether something has come true while it is listened to."""
 
@@ -84,10 +71,22 @@ class Watch:
         return sum(isinstance(event, kinds) for event in self.told)
 
 
-def test_a_study_on_a_cluster_that_has_no_nodes_yet(empty, tmp_path):
-    settings = dict(metric="loss", mode="min", trials=3, dir=tmp_path, algorithm=ps.Random(budget=3))
-    result = ps.Study(thrice, {"x": ps.uniform(1, 2)}, **settings).run(on=f"ray://{empty.address}", sharing="solo")
-    assert [trial.curve[-1]["loss"] for trial in result.trials] == [trial.config["x"] / 3 for trial in result.trials]
+def test_a_cluster_that_has_no_nodes_yet_follows_a_study(empty, tmp_path):
+    space = {"number": ps.grid([0, 1]), "dir": str(tmp_path)}
+    study = ps.Study(held, space, metric="loss", mode="min", algorithm=ps.Grid(budget=LONG), dir=tmp_path)
+    where, results = f"ray://{empty.address}?idle=0", []
+    running = threading.Thread(target=lambda: results.append(study.run(on=where, sharing="solo", progress=False)))
+    running.start()
+    until(lambda: len(empty.made()) == 2, "a node for each trial")
+    (tmp_path / "go 0").touch()
+    until(lambda: len(empty.made()) == 1, "one goes with the first trial")
+    (tmp_path / "go 1").touch()
+    running.join()
+    (result,) = results
+    for number, trial in enumerate(result.trials):
+        *losses, last = (point["loss"] for point in trial.curve)  # the last one stands for its budget
+        assert losses == [(1 + number) / step for step in range(1, len(losses) + 1)]
+        assert last == losses[-1]
 
 
 def test_nodes_come_for_a_request_and_go_with_it_but_not_under_a_trial(empty, make, monkeypatch):
@@ -188,34 +187,13 @@ def test_nodes_of_one_market(empty, make):
 # Without a cluster
 
 
-def held(trial):
-    """Reports until it is let go."""
-    for step in range(1, LONG):
-        trial.report(step, state=step, loss=1.0)
-        if (Path(trial.config["dir"]) / f"go {trial.config['number']}").exists():
-            return
-
-
-def test_a_cluster_follows_a_study(empty, tmp_path):
-    space = {"number": ps.grid([0, 1]), "dir": str(tmp_path)}
-    study = ps.Study(held, space, metric="loss", mode="min", algorithm=ps.Grid(budget=LONG), dir=tmp_path)
-    where = f"ray://{empty.address}?idle=0"
-    running = threading.Thread(target=lambda: study.run(on=where, progress=False))
-    running.start()
-    until(lambda: len(empty.made()) == 2, "a node for each trial")
-    (tmp_path / "go 0").touch()
-    until(lambda: len(empty.made()) == 1, "one goes with the first trial")
-    (tmp_path / "go 1").touch()
-    running.join()
-
-
 def test_a_market_that_is_none():
     with pytest.raises(ps.StudyError, match='Expected market="spot", "on-demand" or None for any, got \'cheap\''):
         Scaling(None, "cheap", 0.0)
 
 
 def test_executors_that_cannot_change_ignore_a_request(tmp_path):
-    executor = LocalExecutor(Job(as_task(thrice), 0, "loss", "min", tmp_path))
+    executor = LocalExecutor(Job(as_task(pulse), 0, "loss", "min", tmp_path))
     before = executor.devices()
     executor.request(64)
     assert executor.devices() == before

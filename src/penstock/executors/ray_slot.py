@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf
 from typing import Any, Literal
 
@@ -144,20 +145,21 @@ def _place(needs: Mapping[str, int], avoided: Collection[str], market: str | Non
     return placement_group([dict(needs)], strategy="STRICT_PACK", bundle_label_selector=[where] if where else None)
 
 
+@cache  # Ray keeps every class that it has made of ours
+def _actor() -> Any:
+    return require().remote(concurrency_groups={"listening": 1})(RayWorker)  # all else in the order of the calls
+
+
 def _new(needs: Mapping[str, int], group: Any) -> Any:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    return (
-        require()
-        .remote(concurrency_groups={"listening": 1})(RayWorker)  # all else in the order of the calls
-        .options(
-            num_cpus=needs["CPU"],
-            num_gpus=needs.get("GPU", 0),
-            max_restarts=0,  # one that was restarted has lost its state: ours are elsewhere
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=False),
-        )
-        .remote()
+    options = _actor().options(
+        num_cpus=needs["CPU"],
+        num_gpus=needs.get("GPU", 0),
+        max_restarts=0,  # one that was restarted has lost its state: ours are elsewhere
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=False),
     )
+    return options.remote()
 
 
 def fault(hello: Hello) -> str | None:

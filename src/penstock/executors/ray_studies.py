@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from penstock.executors.ray_cluster import NAMESPACE, on_head, require
@@ -99,6 +100,11 @@ class Studies:
         os._exit(0)
 
 
+@cache  # Ray keeps every class that it has made of ours
+def _actor() -> Any:
+    return require().remote(Studies)
+
+
 class Company:
     """What is known of other studies on this cluster, asked for in the background."""
 
@@ -116,7 +122,7 @@ class Company:
             if self._asked is None:
                 if self._actor is None:
                     named = {"name": NAME, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
-                    made = self._ray.remote(Studies).options(**named, num_cpus=0, scheduling_strategy=on_head())
+                    made = _actor().options(**named, num_cpus=0, scheduling_strategy=on_head())
                     self._actor = made.remote()
                 self._asked = self._actor.here.remote(self._name, self._weight, most, devices)
         except Exception:  # it ended as the last study left, or its node died: another is made

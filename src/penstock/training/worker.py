@@ -93,10 +93,13 @@ class Worker:
         return FusedRun(self, bundle) if bundle.mode == "fused" else Solo(self, bundle)
 
     def close(self) -> None:
-        """Leave at once, without saving."""
+        """Leave at once, without saving, and let data and trials go: a study outlives its run until Python looks."""
         if self._events is not None:
             self._events.close()
             self._run = self._events = None
+        self._data = None
+        for kept in (self._warm, self._reads, self._recipes):
+            kept.clear()
 
     def begin(self, placement: Placement) -> Any:
         """A trial, ready to go on from its placement's state."""
