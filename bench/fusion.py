@@ -2,7 +2,7 @@
 
     python bench/fusion.py --goals                   what goals are set for, one size of each way: ten minutes
     python bench/fusion.py [--network rn18/8] [--way vmap] [--precision bf16] [--sizes 16,128] [--quick] [--benchmark]
-                           [--json]
+                           [--profile] [--json]
     python bench/fusion.py --device cpu --quick      a smoke test without a GPU: batches of 8, few sizes
 
 eager    one after another, as written
@@ -324,9 +324,23 @@ def measured(
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     rate = (1 if alone else size) * steps_a_second(step, batches, network)
+    if network.profiled:
+        profile(step, batches[0], 1 if alone else size)
     memory = max(torch.cuda.max_memory_allocated(), held()) - before if cuda else None
     note = f"made with {making / 1e9:.2f} GB" if memory is not None and making > 1.05 * memory else ""
     return row(network, size, precision, rate, memory, differs, control, note)
+
+
+def profile(step: Step, batch: Batch, trials: int) -> None:
+    """What one step spends its time on, on standard error: microseconds of one trial by kernel."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        step(batch)
+        torch.cuda.synchronize()
+    found = sorted(profiler.key_averages(), key=lambda one: -one.self_device_time_total)
+    total = sum(one.self_device_time_total for one in found)
+    print(f"    {total / trials:8.2f} µs in all", file=sys.stderr)
+    for one in found[:12]:
+        print(f"    {one.self_device_time_total / trials:8.2f} µs in {one.count:3} of {one.key[:80]}", file=sys.stderr)
 
 
 def row(
@@ -605,6 +619,7 @@ def main() -> None:
     parser.add_argument("--goals", action="store_true", help="the networks, precisions and sizes that have goals")
     parser.add_argument("--quick", action="store_true", help="two sizes and short timings")
     parser.add_argument("--benchmark", action="store_true", help="let cuDNN time its algorithms: tens of seconds a row")
+    parser.add_argument("--profile", action="store_true", help="what a step of each row spends its time on")
     parser.add_argument("--json", action="store_true", help="JSON lines, and the table on standard error")
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
@@ -624,6 +639,8 @@ def main() -> None:
     sizes = options.sizes or ([4, 64] if cuda else [1, 2]) if options.quick else options.sizes
     seconds = 0.1 if options.quick else 0.3
     networks = [Network(name, options.device, None if cuda else 8, seconds) for name in options.network or TASKS]
+    for network in networks:
+        network.profiled = options.profile and cuda
     precisions = options.precision or ["fp32", "bf16"]
     chosen = options.way or [way for way in ways if not options.goals or way not in ("math", "penstock", "captured")]
     found: list[Row] = []

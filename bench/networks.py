@@ -213,6 +213,8 @@ BANDWIDTH = 4.8e12  # bytes a second, H200
 class Network:
     """A task, its batches on a device, and the initial weights of its trials."""
 
+    profiled = False  # whether what its steps spend their time on is wanted
+
     def __init__(self, name: str, device: torch.device, batch_size: int | None, seconds: float) -> None:
         self.name, self.device, self.seconds = name, device, seconds
         self.task, self.config = TASKS[name]
