@@ -16,6 +16,8 @@ from tests.training.gangs import Gangs
 from tests.training.networks import BLOCKS, OPTIMIZERS, Bundle, Network, bundles
 from tests.training.together import Alone, Trials
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 STEPS = 8
 SIZES = [3, 4, 9]  # of 11 samples, so that a last batch has several, and in one case fewer than there are devices
 # What may keep a network from being spread: parameters without a gradient, and what looks at a whole batch at once.
@@ -27,14 +29,6 @@ WHOLE = {"idle", "frozen", "tracked", "functional_batch_norm"}
 def gangs():
     with Gangs(3) as gangs:
         yield gangs
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_float64():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def check(gangs, task, config, count, steps=STEPS):

@@ -19,15 +19,10 @@ from tests.tasks import Blobs
 from tests.training.networks import Bundle, Network
 from tests.training.together import Alone, Together, Trials, assert_equal, go_on
 
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_float64():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = [
+    pytest.mark.usefixtures("in_float64"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+]
 
 
 def bundle(*blocks, optimizer="adam", input="vector", **changes):

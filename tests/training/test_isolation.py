@@ -7,7 +7,6 @@ import random
 import re
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,17 +16,11 @@ from penstock.training.ways import General, Native
 from tests.training.networks import BLOCKS, OPTIMIZERS, Bundle, Network, bundles
 from tests.training.together import Alone, Together, Trials
 
-# torch.vmap says where it is slow.
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+pytestmark = [
+    pytest.mark.usefixtures("in_float64"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),  # torch.vmap says where it is slow
+]
 STEPS = 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_float64():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 # What may keep the general way from a network: an operator that torch.vmap has no rule for, or a number that differs.

@@ -15,19 +15,13 @@ from tests.training.networks import Bundle
 from tests.training.test_distributed import Contrastive, Doubles, Sized
 from tests.training.together import Alone, Trials, go_on
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 
 @pytest.fixture(scope="module")
 def gangs():
     with Gangs(3) as gangs:
         yield gangs
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_float64():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 class Tied(ps.Task):
