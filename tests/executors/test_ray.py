@@ -28,7 +28,7 @@ from penstock.executors.ray_studies import Studies
 from penstock.executors.ray_worker import RayWorker
 from penstock.task import as_task
 from penstock.trial import Report
-from tests.clusters import Cluster, until  # before ray
+from tests.clusters import Cluster, killed, processes, until  # before ray
 from tests.contracts.executors import CONFIG, Exact, SpreadContract, alone, attempts
 from tests.functions import LONG, Cursed, afresh, descend, needs_a_module, pulse, study
 from tests.tasks import Blobs
@@ -129,6 +129,25 @@ def busiest(executor):
 
 def node_of(cluster, slot):
     return next(node for node in cluster.nodes if node.id == slot.node)
+
+
+NODE = """
+import os, subprocess
+from tests.clusters import killed
+subprocess.Popen(["sleep", "600"])
+killed(os.getpid())
+"""
+
+
+def test_a_node_that_ends_itself_takes_all_its_processes_with_it():
+    """As when whoever made the cluster is killed."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    node = subprocess.Popen([sys.executable, "-c", NODE], start_new_session=True, env=environment)
+    node.wait()
+    try:
+        until(lambda: not processes(node.pid), "its processes are gone", seconds=10)
+    finally:
+        killed(node.pid)
 
 
 # A connection of the study's own
