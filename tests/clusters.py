@@ -250,8 +250,8 @@ def processes(session: int) -> list[tuple[int, str]]:
 
 
 def killed(session: int) -> int:
-    """Send SIGKILL to every process of a session, and say to how many."""
-    pids = [pid for pid, _ in processes(session)]
+    """Send SIGKILL to every process of a session, to this one last if it is among them, and say to how many."""
+    pids = sorted((pid for pid, _ in processes(session)), key=lambda pid: pid == os.getpid())
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

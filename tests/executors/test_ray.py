@@ -28,7 +28,7 @@ from penstock.executors.ray_studies import Studies
 from penstock.executors.ray_worker import RayWorker
 from penstock.task import as_task
 from penstock.trial import Report
-from tests.clusters import Cluster, until  # before ray
+from tests.clusters import Cluster, killed, processes, until  # before ray
 from tests.contracts.executors import CONFIG, Exact, SpreadContract, alone, attempts
 from tests.functions import LONG, Cursed, afresh, descend, needs_a_module, pulse, study
 from tests.tasks import Blobs
@@ -60,6 +60,12 @@ def on(address, cluster):
     yield address
     ray.shutdown()
     until(lambda: not cluster.leaks(), f"nothing is left: {cluster.leaks()}")
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Studies begin with all workers that they may have, however slowly these come."""
+    monkeypatch.setattr(RayExecutor, "_patience", lambda self: math.inf)
 
 
 @pytest.fixture
@@ -131,16 +137,40 @@ def node_of(cluster, slot):
     return next(node for node in cluster.nodes if node.id == slot.node)
 
 
+def made_of(kind):
+    """How many actor classes Ray has made of a class of ours: it keeps them all. Others come with actors of a name."""
+    return sum("_modify_class" in one.__qualname__ for one in kind.__subclasses__())
+
+
+NODE = """
+import os, subprocess
+from tests.clusters import killed
+subprocess.Popen(["sleep", "600"])
+killed(os.getpid())
+"""
+
+
+def test_a_node_that_ends_itself_takes_all_its_processes_with_it():
+    """As when whoever made the cluster is killed."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    node = subprocess.Popen([sys.executable, "-c", NODE], start_new_session=True, env=environment)
+    node.wait()
+    try:
+        until(lambda: not processes(node.pid), "its processes are gone", seconds=10)
+    finally:
+        killed(node.pid)
+
+
 # A connection of the study's own
 
 
-def test_every_device_of_the_cluster_trains(address, whole, tmp_path):
+def test_every_device_of_the_cluster_trains(address, whole, patient, tmp_path):
     result = study(tmp_path, "ray", ps.Random(budget=3)).run(on=address, sharing="solo")
     placed = {e.devices[0] for e in events.read(tmp_path / "ray" / "log.jsonl") if isinstance(e, events.Placed)}
     assert len(placed) == 4
     assert {name.split("/")[0] for name in placed} == {node.id[:6] for node in whole.nodes}
     assert len(result.trials) == 6
-    assert len(RayWorker.__subclasses__()) == 1, "Ray keeps each class that it makes of ours"
+    assert made_of(RayWorker) == 1
 
 
 def test_the_folder_of_a_studys_file_reaches_nodes_on_other_machines(address, whole, tmp_path, monkeypatch):
@@ -439,7 +469,7 @@ def tuned(tmp_path, name, **settings):
     return study(tmp_path, name, **settings).run(on="ray", sharing="solo", workers=2)
 
 
-def test_workers_rest_for_the_programs_next_study(on, whole, tmp_path):
+def test_workers_rest_for_the_programs_next_study(on, whole, patient, tmp_path):
     first = tuned(tmp_path, "first", task=afresh)
     there = pids(whole)
     assert len(there) == 2
@@ -477,7 +507,7 @@ def test_they_leave_after_a_while(on, whole, tmp_path, monkeypatch):
     until(lambda: not whole.leaks(), "they have left")
 
 
-def test_they_make_way_for_another_task_and_for_another_program(on, whole, tmp_path, monkeypatch):
+def test_they_make_way_for_another_task_and_for_another_program(on, whole, patient, tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.executors.ray_slot.RESTING", 1000.0)
     tuned(tmp_path, "first")
     there = pids(whole)
@@ -498,10 +528,12 @@ def test_they_make_way_for_another_task_and_for_another_program(on, whole, tmp_p
 # Several studies
 
 
-def test_two_studies_share_a_cluster_by_weight_and_the_rest_falls_to_the_last(on, whole, tmp_path):
+def test_two_studies_share_a_cluster_by_weight_and_the_rest_falls_to_the_last(on, whole, tmp_path, monkeypatch):
     task = as_task(pulse)
     jobs = [Job(task, 0, "loss", "min", tmp_path / str(i) / "states") for i in range(2)]
-    first = RayExecutor(jobs[0], on, weight=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(RayExecutor, "_patience", lambda self: math.inf)
+        first = RayExecutor(jobs[0], on, weight=3)
     assert len(first.devices()) == 4
     first.place(Bundle("a", (first.devices()[0].name,), (Placement(0, next(attempts), CONFIG, LONG),)))
     made = []
@@ -517,7 +549,7 @@ def test_two_studies_share_a_cluster_by_weight_and_the_rest_falls_to_the_last(on
         assert not any(isinstance(e, Stopped | Failed) for e in told), "an idle device goes before one that trains"
         first.close()
         until(lambda: second.wait(0.05) is None or len(second.devices()) == 4, "the second study has the cluster")
-        assert len(Studies.__subclasses__()) == 1, "Ray keeps each class that it makes of ours"
+        assert made_of(Studies) == 1
     finally:
         second.close()
         first.close()
