@@ -55,40 +55,19 @@ class Shared(Exact):
         return loss * len(batch[0]) if config.get("sum") else loss
 
 
-class ExecutorContract:
-    """What ``penstock.executors.base.Executor`` promises."""
-
-    endless = 10**6  # units of a bundle that is to be stopped: so many that its step is compiled meanwhile
+class Contract:
+    """How bundles are placed on any executor, and what comes of them."""
 
     @classmethod
     def make(cls, job):
         raise NotImplementedError
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def executor(cls, tmp_path_factory):
-        job = Job(Fails(), 0, "loss", "min", tmp_path_factory.mktemp("states"))
-        executor = cls.make(job)
-        executor.states = job.states
-        yield executor  # each test leaves it idle
-        executor.close()
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def exact(cls, tmp_path_factory):
-        executor = cls.make(Job(Exact(), 0, "loss", "min", tmp_path_factory.mktemp("states")))
-        yield executor  # each test leaves it idle
-        executor.close()
-
-    @pytest.fixture
-    @classmethod
-    def shared(cls, tmp_path):
-        executor = cls.make(Job(Shared(), 0, "loss", "min", tmp_path))
-        yield executor
-        executor.close()
-
     def place(self, executor, *placements, device=0, name="a", **fused):
         executor.place(Bundle(name, (executor.devices()[device].name,), placements, **fused))
+
+    def spread(self, executor, *placements, devices=(0, 1), name="a", **more):
+        names = tuple(executor.devices()[i].name for i in devices)
+        executor.place(Bundle(name, names, placements, "distributed", "one signature", **more))
 
     def fuse(self, executor, *placements, **where):
         signature = executor.describe([CONFIG], train=False)[0].signature
@@ -112,6 +91,28 @@ class ExecutorContract:
 
     def curve(self, events):
         return [event.metrics for event in events if isinstance(event, Report)]
+
+
+class ExecutorContract(Contract):
+    """What ``penstock.executors.base.Executor`` promises."""
+
+    endless = 10**6  # units of a bundle that is to be stopped: so many that its step is compiled meanwhile
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def executor(cls, tmp_path_factory):
+        job = Job(Fails(), 0, "loss", "min", tmp_path_factory.mktemp("states"))
+        executor = cls.make(job)
+        executor.states = job.states
+        yield executor  # each test leaves it idle
+        executor.close()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def exact(cls, tmp_path_factory):
+        executor = cls.make(Job(Exact(), 0, "loss", "min", tmp_path_factory.mktemp("states")))
+        yield executor  # each test leaves it idle
+        executor.close()
 
     def test_a_trial_trains_to_its_grant_and_no_further(self, executor):
         attempt = next(attempts)
@@ -264,10 +265,6 @@ class SpreadContract(ExecutorContract):
 
     endless = 10**4  # its workers train as any: compiling, which takes them ten seconds, is seen on one device
 
-    def spread(self, executor, *placements, devices=(0, 1), name="a", **more):
-        names = tuple(executor.devices()[i].name for i in devices)
-        executor.place(Bundle(name, names, placements, "distributed", "one signature", **more))
-
     def test_a_trial_on_several_devices_is_the_trial_on_one(self, exact):
         attempt = next(attempts)
         self.spread(exact, Placement(4, attempt, CONFIG, 4))
@@ -326,6 +323,23 @@ class SpreadContract(ExecutorContract):
         self.spread(executor, Placement(4, next(attempts), CONFIG, 1), devices=(1, 0), name="b")
         assert [type(e) for e in self.until_left(executor) if not isinstance(e, Saved)] == [Report, Finished]
 
+    def test_a_bundle_that_follows_one_on_several_devices(self, exact):
+        self.spread(exact, Placement(4, next(attempts), CONFIG, 2))
+        self.assert_as_alone(self.until_left(exact), 4, CONFIG, 2)
+        self.place(exact, Placement(5, next(attempts), CONFIG, 3), device=1, name="b")
+        self.assert_as_alone(self.until_left(exact), 5, CONFIG, 3)
+
+
+class SharesContract(Contract):
+    """What it keeps of a task with shards; by then the executors of the class before have given their devices back."""
+
+    @pytest.fixture
+    @classmethod
+    def shared(cls, tmp_path):
+        executor = cls.make(Job(Shared(), 0, "loss", "min", tmp_path))
+        yield executor
+        executor.close()
+
     def test_a_trial_in_shares_is_the_trial_on_one(self, shared):
         self.spread(shared, Placement(4, next(attempts), CONFIG, 10**6))
         events = shared.wait()
@@ -341,9 +355,3 @@ class SpreadContract(ExecutorContract):
         assert "cannot be trained with shards = 2" in failed.error
         assert "it is no mean over samples" in failed.error
         assert not failed.died
-
-    def test_a_bundle_that_follows_one_on_several_devices(self, exact):
-        self.spread(exact, Placement(4, next(attempts), CONFIG, 2))
-        self.assert_as_alone(self.until_left(exact), 4, CONFIG, 2)
-        self.place(exact, Placement(5, next(attempts), CONFIG, 3), device=1, name="b")
-        self.assert_as_alone(self.until_left(exact), 5, CONFIG, 3)

@@ -16,14 +16,22 @@ import penstock as ps
 from penstock.bundle import Failed, Finished, Job, Placement, Saved, Stopped
 from penstock.executors.processes import ProcessExecutor
 from penstock.trial import Report
-from tests.contracts.executors import CONFIG, Exact, Shared, SpreadContract, alone
+from tests.contracts.executors import CONFIG, Exact, Shared, SharesContract, SpreadContract, alone
 from tests.tasks import Blobs
 
 
-class TestProcessExecutor(SpreadContract):
+class Two:
     @classmethod
     def make(cls, job):
         return ProcessExecutor(job, 2)  # with one thread each, like the tests
+
+
+class TestProcessExecutor(Two, SpreadContract):
+    pass
+
+
+class TestShares(Two, SharesContract):
+    pass
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from penstock.executors.ray_worker import RayWorker
 from penstock.task import as_task
 from penstock.trial import Report
 from tests.clusters import Cluster, killed, processes, until  # before ray
-from tests.contracts.executors import CONFIG, Exact, SpreadContract, alone, attempts
+from tests.contracts.executors import CONFIG, Exact, SharesContract, SpreadContract, alone, attempts
 from tests.functions import LONG, Cursed, afresh, descend, needs_a_module, pulse, study
 from tests.tasks import Blobs
 
@@ -47,8 +47,8 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def address(cluster):
-    TestRayExecutor.on = f"ray://{cluster.address}"
-    return TestRayExecutor.on
+    Two.on = f"ray://{cluster.address}"
+    return Two.on
 
 
 @pytest.fixture(scope="module")
@@ -264,12 +264,20 @@ def test_without_ray_the_install_line_is_said(monkeypatch):
 
 
 @pytest.mark.usefixtures("on")
-class TestRayExecutor(SpreadContract):
+class Two:
     on = ""
 
     @classmethod
     def make(cls, job):
-        return RayExecutor(job, cls.on, workers=2)
+        return RayExecutor(job, Two.on, workers=2)
+
+
+class TestRayExecutor(Two, SpreadContract):
+    pass
+
+
+class TestShares(Two, SharesContract):
+    pass
 
 
 def test_a_trial_on_two_nodes_loses_one_of_them(on, whole, tmp_path):
