@@ -151,18 +151,8 @@ def run(
     with _apart(json):
         with _refused(BAD_USAGE):
             study = load(file).replace(**{key: value for key, value in changes.items() if value is not None})
-        result = _run(
-            study,
-            _place(study, on, devices),
-            json,
-            workers=workers,
-            weight=weight,
-            sharing=sharing.value,
-            scheduler=scheduler.value,
-            growing=growing.value,
-            mixed_types=mixed_types,
-            allow_changes=allow_changes,
-        )
+        how = {"sharing": sharing, "scheduler": scheduler, "growing": growing, "mixed_types": mixed_types}
+        result = _run(study, on, devices, json, workers=workers, weight=weight, allow_changes=allow_changes, **how)
     _show_result(study, result, json)
 
 
@@ -197,18 +187,8 @@ def resume(
     with _apart(json):
         with _refused(BAD_USAGE):
             study = load(origin(name, settings)).replace(name=name, dir=dir, seed=settings["seed"], **changes)
-        result = _run(
-            study,
-            _place(study, on, devices),
-            json,
-            workers=workers,
-            weight=weight,
-            sharing=sharing.value,
-            scheduler=scheduler.value,
-            growing=growing.value,
-            mixed_types=mixed_types,
-            allow_changes=allow_changes,
-        )
+        how = {"sharing": sharing, "scheduler": scheduler, "growing": growing, "mixed_types": mixed_types}
+        result = _run(study, on, devices, json, workers=workers, weight=weight, allow_changes=allow_changes, **how)
     _show_result(study, result, json)
 
 
@@ -424,9 +404,11 @@ def _place(study: Study, on: str, devices: int | None) -> str | Simulated:
     return on
 
 
-def _run(study: Study, on: str | Simulated, json: bool, **settings: Any) -> Result:
+def _run(study: Study, on: str, devices: int | None, json: bool, **settings: Any) -> Result:
+    place = _place(study, on, devices)
+    given: dict[str, Any] = {n: value.value if isinstance(value, StrEnum) else value for n, value in settings.items()}
     with _refused(FAILED):
-        return study.run(on, progress=not json, **settings)
+        return study.run(place, progress=not json, **given)
 
 
 def _show_result(study: Study, result: Result, json: bool) -> None:
