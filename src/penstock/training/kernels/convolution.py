@@ -138,9 +138,10 @@ def convolve(
     where = Geometry.from_flat(geometry)
     if not runs(x, where.numbers(x.shape[1], x.shape[-1], w.shape[2 if turned else 3])):
         return convolve_twin(x, w, geometry, addend, turned)
-    x, made = for_each(x, len(w)), w.shape[2 if turned else 3]
-    if x.shape[-1] > w.shape[3 if turned else 2]:
-        w = pad(w, (0, 0, 0, x.shape[-1] - w.shape[2]))
+    channels, made = x.shape[-1], w.shape[2 if turned else 3]
+    x = for_each(x, len(w))
+    if x.shape[-1] > channels:  # shared ones, which only the way there reads
+        w = pad(w, (0, 0, 0, x.shape[-1] - channels))
     given = (x, w, where, None if addend is None else addend.contiguous(), turned)
     blocks = tuned(
         ("convolve", x.dtype, exact(), *geometry, x.shape[-1], made, addend is None, min(64, len(w))),
