@@ -10,8 +10,9 @@ from torch import nn
 from penstock.bundle import Bundle, Failed, Finished, Job, Measured, Placement, Saved, Stopped
 from penstock.errors import TaskError
 from penstock.profiles import best_size
-from penstock.training import bundles, measuring
+from penstock.training import bundles, measuring, speeding
 from penstock.training.checkpoint import load
+from penstock.training.compiled import FastStep
 from penstock.training.fused import Fused
 from penstock.training.measuring import Measuring
 from penstock.training.stacked import Unfusable
@@ -515,6 +516,52 @@ def test_seconds_of_the_device_are_divided_and_counted_once(driven, monkeypatch)
     assert len(seconds) == 12
     assert 0 < sum(seconds) <= next(ticks)
     assert max(seconds) < 2 * min(seconds), "a report has those of its own unit"
+
+
+class Faster(FastStep):
+    """Stands for a compiled step."""
+
+    made, taken, seconds = 0, 0, 0  # how many were made, how many steps they took, and what making one takes
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        Faster.made += 1
+        for _ in range(self.seconds):
+            time.perf_counter()
+
+    def __call__(self, inputs):
+        Faster.taken += 1
+        return self._train(*self._tensors(inputs))
+
+
+@pytest.fixture
+def faster(monkeypatch):
+    """Steps are compiled after the first unit. The clock goes on when it is looked at, and by ten with a plain step."""
+    ticks, plain = count(), Fused._gradients
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(Fused, "_gradients", lambda *given: [next(ticks) for _ in range(10)] and plain(*given))
+    monkeypatch.setattr(speeding, "COMPILING", 0.0)
+    monkeypatch.setattr(speeding, "CompiledStep", Faster)
+    for name in ("made", "taken", "seconds"):
+        monkeypatch.setattr(Faster, name, 0)
+    return Faster
+
+
+def test_a_faster_step_is_kept_whatever_it_took_to_make(driven, faster):
+    faster.seconds = 3600
+    driven.place(*(driven.placement(trial, 4) for trial in range(3)))
+    driven.go_on()
+    assert faster.made == 1
+    assert faster.taken == 1 + 3 * 5, "to be compared, then in all full batches of three units"
+    driven.assert_as_alone(0, 1, 2)
+
+
+def test_when_a_trial_leaves_the_faster_step_is_made_once_more(driven, faster):
+    driven.place(*(driven.placement(trial, budget) for trial, budget in enumerate((2, 6, 6))))
+    driven.go_on()
+    assert faster.made == 2
+    assert faster.taken == 1 + 5 + 1 + 3 * 5, "the unit after that shows whether it pays"
+    driven.assert_as_alone(0, 1, 2)
 
 
 def test_without_a_time_alone_nobody_pays_for_the_first_trials_error(tmp_path, monkeypatch):

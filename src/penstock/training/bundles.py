@@ -406,11 +406,12 @@ class FusedRun(Run):
         """After each unit, see whether a faster step would pay, or does."""
         if ended:
             self.worker.synchronize()
-        self.paced = (self.paced[0] + 1, self.paced[1] + time.perf_counter() - began)
+        speeding = self.fused.speeding
+        took, speeding.making = time.perf_counter() - began - speeding.making, 0.0
+        self.paced = (self.paced[0] + 1, self.paced[1] + took)
         if not ended or self.measuring is not None:
             return
         (steps, seconds), self.paced = self.paced, (0, 0.0)
-        speeding = self.fused.speeding
         if self.fused.fast and not speeding.timed(seconds / steps):
             self.fused.fast.clear()
             self.fused.recipe.compilable = self.fused.recipe.capturable = False

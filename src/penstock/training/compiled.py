@@ -78,9 +78,9 @@ class Inputs:
         return tree_flatten(tuple(vars(self).values()))
 
     def kind(self) -> tuple[Any, ...]:
-        """What a step must have been made for to take these: the shapes, and which coefficients there are."""
+        """What a step must have been made for to take these: shapes, plain values, and which coefficients there are."""
         leaves, spec = self.leaves()
-        return (str(spec), *((leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, torch.Tensor)))
+        return (str(spec), *map(_kind, leaves))
 
 
 def step_kind(trials: int, shared: bool, batch: Any) -> tuple[Any, ...]:
@@ -254,6 +254,13 @@ def gradients(
                     pieces.append(pieces[-1].new_zeros(len(losses), gap))
             made.append(torch.cat(pieces, 1))
     return losses.detach(), made
+
+
+def _kind(leaf: Any) -> Any:
+    """A tensor is read anew at every step; what a batch holds besides was read once, and must be the same."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype
+    return leaf if isinstance(leaf, bool | int | float | str | bytes | None) else id(leaf)
 
 
 def _copy(leaf: Any) -> Any:

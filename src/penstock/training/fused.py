@@ -225,7 +225,8 @@ class Fused:
         trials = self.trials[first:last]
         batch, shared = self._together(trials, batches)
         fast = self.fast.get(step_kind(last - first, shared, batch)) if self.fast else None
-        if self.speeding.wanted is not None and self._whole(first, last, batch):
+        whole = bool(self.fast or self.speeding.wanted) and self._whole(first, last, batch, shared)
+        if whole and self.speeding.wanted is not None:
             fast = self._hurry(first, last, batch, shared)
         before = {name: rows[first:last].clone() for name, rows in self._stack.buffers.items()}
         if fast is not None and fast.takes(inputs := self._inputs(first, last, batch)):
@@ -233,6 +234,8 @@ class Fused:
                 self.losses = fast(inputs)
             self._stack.count(first, last)
             return
+        if whole:
+            self.fast = {}  # made for trials that are no longer these: whether to make another is asked again
         try:
             grads = self._gradients(first, last, batches, before)
         except Exception as error:
@@ -247,9 +250,10 @@ class Fused:
         with _whole_or_torn():
             self._stack.update(first, last, grads, self.trials[0].task.clip_grad_norm)
 
-    def _whole(self, first: int, last: int, batch: Any) -> bool:
+    def _whole(self, first: int, last: int, batch: Any, shared: bool) -> bool:
         """Whether this is the step that most steps are: of all trials, on a full batch."""
-        sizes = {n for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor) for n in leaf.shape[:2]}
+        tensors = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)]
+        sizes = {n for leaf in tensors for n in (leaf.shape[:1] if shared else leaf.shape[1:2])}
         return last - first == len(self.trials) and self.trials[0].batch_size in sizes
 
     def _hurry(self, first: int, last: int, batch: Any, shared: bool) -> FastStep | None:

@@ -29,6 +29,7 @@ class Speeding:
         self.recipe = recipe
         self.wanted: str | None = None
         self.pace: float | None = None  # seconds of a plain step
+        self.making = 0.0  # seconds that went into making steps, which are no step's own
 
     def consider(self, certain: int, pace: float) -> None:
         """Decide, given how many steps are certain and the seconds that a plain one takes."""
@@ -66,6 +67,8 @@ class Speeding:
             else:
                 recipe.capturable = False
             return None
+        finally:
+            self.making += time.perf_counter() - began
         return step
 
     def _with_kernels(self, inputs: Inputs, shared: bool, task: Task, flats: Any) -> bool:

@@ -116,7 +116,7 @@ class Way(ABC):
                 values = [getattr(modules[path], attribute) for modules in own]
                 if all(v == values[0] for v in values):
                     setattr(module, attribute, values[0])
-                    fixed.append(values[0])
+                    fixed.append((path, attribute, values[0]))
                     continue
                 if not both and not self.takes_all:
                     raise Unfusable(

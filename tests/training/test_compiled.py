@@ -1,0 +1,65 @@
+"""Which inputs a step that was made once may be given: nothing that changed since is read from when it was made."""
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.training.compiled import FastStep
+from tests.tasks import Blobs
+from tests.training.together import Together, Trials
+
+
+class Plain(FastStep):
+    """As plain as can be: it stands for a compiled or a captured one."""
+
+    def __call__(self, inputs):
+        return self._train(*self._tensors(inputs))
+
+
+class Dropping(Blobs):
+    def model(self, config):
+        first, second = (nn.Dropout(rate) for rate in config["rates"])
+        return nn.Sequential(nn.Linear(6, 8), first, nn.ReLU(), second, nn.Linear(8, 2))
+
+
+def made(fused):
+    """A step of a bundle, and what it was made for."""
+    fused._arrange()
+    trial = fused.trials[0]
+    batch = next(iter(trial.data.train.batches(trial.epoch, trial.place, trial.batch_size)))
+    inputs = fused._inputs(0, len(fused.trials), batch)
+    return Plain(fused.recipe.way, trial.task, fused._stack.flats, inputs, True), inputs
+
+
+def test_a_rate_that_differs_takes_no_other_rates_place():
+    """One trial goes and another comes; before, the first rate differed, and now the second."""
+    trials = Trials(Dropping())
+    rates = ((0.5, 0.5), (0.1, 0.5), (0.5, 0.1))
+    one, other, third = (trials.make(n, {"lr": 0.1, "rates": pair}) for n, pair in enumerate(rates))
+    together = Together().enter(one, other).step()
+    step, inputs = made(together.fused)
+    assert step.takes(inputs)
+    together.leave(other)
+    together.enter(third)
+    assert not step.takes(made(together.fused)[1])
+
+
+@pytest.mark.parametrize(("value", "taken"), [(3, True), (4, False), (torch.zeros(1), False), ([3], False)])
+def test_a_number_that_a_batch_holds_beside_its_tensors_was_read_once(value, taken):
+    trials = Trials(Blobs())
+    fused = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).step().fused
+    step, inputs = made(fused)
+    inputs.batch = (*inputs.batch, 3)
+    step = Plain(step.way, step.task, step.flats, inputs, True)
+    inputs.batch = (*inputs.batch[:-1], value)
+    assert step.takes(inputs) is taken
+
+
+@pytest.mark.parametrize(
+    ("shape", "shared", "whole"),
+    [((16, 6), True, True), ((10, 16), True, False), ((2, 16, 6), False, True), ((2, 10, 16), False, False)],
+)
+def test_a_short_batch_of_as_many_features_as_a_full_one_has_rows_is_a_short_one(shape, shared, whole):
+    trials = Trials(Blobs())
+    fused = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).fused
+    assert fused._whole(0, 2, (torch.zeros(shape),), shared) is whole
