@@ -65,7 +65,22 @@ def test_a_kernel_that_is_wrong_for_one_trial_is_refused(monkeypatch):
         return made
 
     monkeypatch.setattr(normalization, "normalize", wrong)
-    with pytest.raises(Unfusable, match=r"trial 7 of the bundle is off by .* where torch's own operators are off by"):
+    with pytest.raises(
+        Unfusable, match=r"the gradients of trial 7 .* off by .* where torch's own operators are off by"
+    ):
+        check(fused.recipe.way, Pictures(), fused._stack.flats, inputs, True)
+
+
+def test_a_kernel_that_is_wrong_about_what_a_module_keeps_is_refused(monkeypatch):
+    fused, inputs = bundle()
+    right = normalization.measured
+
+    def wrong(*given):
+        stats, *others = right(*given)
+        return stats * 1.01, *others
+
+    monkeypatch.setattr(normalization, "measured", wrong)
+    with pytest.raises(Unfusable, match=r"the buffers of trial \d of the bundle are off by"):
         check(fused.recipe.way, Pictures(), fused._stack.flats, inputs, True)
 
 

@@ -143,13 +143,20 @@ class Block(nn.Module):
             out = self.bn3(self.conv3(x)) + self.bn3(out * 2)
         elif self.how == "unread":  # and one whose result nobody reads keeps its statistics all the same
             self.bn3(self.conv3(x))
+        elif self.how == "doubled":  # it is added to itself, and counted once
+            out = out + out
+        elif self.how == "looked at":  # a convolution that takes no gradients, of images that do
+            with torch.no_grad():
+                seen = self.conv3(x).mean()
+            x = x * (1 + seen)
+            out = out + self.conv2(x)
         else:
             out = self.bn3(self.conv3(x)) + out
         out = self.relu6(out)
         return self.head(self.deep(out).mean((2, 3)))
 
 
-@pytest.mark.parametrize("how", ["plain", "in place", "both", "twice", "unread"])
+@pytest.mark.parametrize("how", ["plain", "in place", "both", "twice", "unread", "doubled", "looked at"])
 def test_a_network_is_what_it_is_without_kernels(how):
     torch.manual_seed(0)
     models = [Block(how).to(DEVICE) for _ in range(3)]

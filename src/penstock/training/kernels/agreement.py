@@ -1,6 +1,6 @@
-"""Before kernels are trusted: on a real batch, every trial's gradients must be about as good as torch's own.
+"""Before kernels are trusted: on a real batch, each trial's gradients and buffers must be about as good as torch's own.
 
-How good is told by the same gradients in full float32: a step in bfloat16 or TF32 is off by what rounding does to it,
+How good is told by the same in full float32: a step in bfloat16 or TF32 is off by what rounding does to it,
 with kernels as without.
 """
 
@@ -23,26 +23,26 @@ ROWS = 8  # that are computed in full float32 at once, which takes more memory
 
 
 def check(way: Way, task: Task, flats: Sequence[Flat], inputs: Inputs, shared: bool) -> None:
-    """Refuse kernels whose gradients are farther from those in full float32 than torch's are."""
+    """Refuse kernels whose gradients or buffers are farther from those in full float32 than torch's are."""
     mixed = task.precision == "bf16"
     with inputs.unchanged():
-        exact = _exact(way, task, flats, inputs, shared)
-        off = []
-        for wanted in (False, True):
-            with inputs.unchanged(), kernels(wanted):
-                made = torch.cat(gradients(way, task, flats, inputs, shared, mixed)[1], 1)
-            off.append((made.double() - exact).norm(dim=1))
-            del made
+        exact = [_exact(way, task, flats, inputs, shared), _kept(inputs)]
+    off = []
+    for wanted in (False, True):
+        with inputs.unchanged(), kernels(wanted):
+            made = [torch.cat(gradients(way, task, flats, inputs, shared, mixed)[1], 1), _kept(inputs)]
+            off.append([(one.double() - right).norm(dim=1) for one, right in zip(made, exact, strict=True)])
+        del made
     way.release()
-    torchs, ours = off
-    length = exact.norm(dim=1)
-    bad = torch.isfinite(length) & torch.isfinite(torchs) & ~(ours <= TIMES * torchs + MORE * length)
-    if bool(bad.any()):
-        worst = int(torch.where(bad, ours / length, 0).argmax())
-        raise Unfusable(
-            f"the gradient of trial {worst} of the bundle is off by {float(ours[worst] / length[worst]):.2g}, "
-            f"where torch's own operators are off by {float(torchs[worst] / length[worst]):.2g}"
-        )
+    for what, right, torchs, ours in zip(("gradients", "buffers"), exact, *off, strict=True):
+        length = right.norm(dim=1)
+        bad = torch.isfinite(length) & torch.isfinite(torchs) & ~(ours <= TIMES * torchs + MORE * length)
+        if bool(bad.any()):
+            worst = int(torch.where(bad, ours / length, 0).argmax())
+            raise Unfusable(
+                f"the {what} of trial {worst} of the bundle are off by {float(ours[worst] / length[worst]):.2g}, "
+                f"where torch's own operators are off by {float(torchs[worst] / length[worst]):.2g}"
+            )
 
 
 def _exact(way: Way, task: Task, flats: Sequence[Flat], inputs: Inputs, shared: bool) -> torch.Tensor:
@@ -52,6 +52,13 @@ def _exact(way: Way, task: Task, flats: Sequence[Flat], inputs: Inputs, shared: 
             part = inputs.part(first, first + ROWS, shared)
             made.append(torch.cat(gradients(way, task, flats, part, shared, False)[1], 1).double())
     return torch.cat(made)
+
+
+def _kept(inputs: Inputs) -> torch.Tensor:
+    """What the trials' modules keep of the batches they have seen, such as the statistics of a BatchNorm."""
+    trials = len(inputs.rows[0])
+    kept = [rows.double().reshape(trials, -1) for rows in inputs.buffers.values() if rows.is_floating_point()]
+    return torch.cat([*kept, torch.zeros(trials, 0, device=inputs.rows[0].device)], 1)
 
 
 @contextmanager

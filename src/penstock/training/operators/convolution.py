@@ -107,7 +107,8 @@ def _by_kernel(name: str, x: Any, weight: Stacked, bias: Any, groups: int, optio
             convolved = depthwise(images.expand(len(weights), *images.shape[1:]), weights.flatten(2).mT, geometry)
         else:
             convolved, again = convolution(images, weights, geometry)
-            if isinstance(x, Stacked) and x.at == 0 and images is own and images.requires_grad:
+            tracked = images.requires_grad and torch.is_grad_enabled()
+            if isinstance(x, Stacked) and x.at == 0 and images is own and tracked:
                 x.whole = outside(again)  # for whoever reads it next: the kernel adds up the gradients
     if bias is not None:
         each = bias.moved(0).unsqueeze(1) if isinstance(bias, Stacked) else bias

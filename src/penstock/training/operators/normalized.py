@@ -148,7 +148,7 @@ class Normalized(Stacked):
 
     def plus(self, other: Any, inplace: bool) -> Normalized | None:
         """With a residual, if it can still be taken in."""
-        if self.parts.act or self.parts.residual is not None or self._made is not None:
+        if self.parts.act or self.parts.residual is not None or self._made is not None or other is self:
             return None
         if not isinstance(other, Stacked) or other.shape != self.shape or other.dtype != self.dtype:
             return None
