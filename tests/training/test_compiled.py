@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.training import compiled
 from penstock.training.compiled import FastStep
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials
@@ -22,13 +23,13 @@ class Dropping(Blobs):
         return nn.Sequential(nn.Linear(6, 8), first, nn.ReLU(), second, nn.Linear(8, 2))
 
 
-def made(fused):
+def made(fused, kind=Plain):
     """A step of a bundle, and what it was made for."""
     fused._arrange()
     trial = fused.trials[0]
     batch = next(iter(trial.data.train.batches(trial.epoch, trial.place, trial.batch_size)))
     inputs = fused._inputs(0, len(fused.trials), batch)
-    return Plain(fused.recipe.way, trial.task, fused._stack.flats, inputs, True), inputs
+    return kind(fused.recipe.way, trial.task, fused._stack.flats, inputs, True), inputs
 
 
 def test_a_rate_that_differs_takes_no_other_rates_place():
@@ -42,6 +43,16 @@ def test_a_rate_that_differs_takes_no_other_rates_place():
     together.leave(other)
     together.enter(third)
     assert not step.takes(made(together.fused)[1])
+
+
+def test_a_step_with_rates_that_differ_is_traced_as_it_is(monkeypatch):
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, given: graph)
+    monkeypatch.setattr(compiled, "_leave_alone", lambda graph: None)
+    trials = Trials(Dropping())
+    rates = ((0.5, 0.5), (0.1, 0.5))
+    fused = Together().enter(*(trials.make(n, {"lr": 0.1, "rates": pair}) for n, pair in enumerate(rates))).step().fused
+    step, inputs = made(fused, compiled.CompiledStep)
+    compiled.agree(step, inputs)
 
 
 @pytest.mark.parametrize(("value", "taken"), [(3, True), (4, False), (torch.zeros(1), False), ([3], False)])

@@ -50,27 +50,27 @@ class PerTrial(float):
     """
 
     value: Any
-    every: torch.Tensor  # of all trials, in the order of their rows
+    every: list[float]  # of all trials, in the order of their rows; plain numbers, as a compiler cannot look at tensors
     name: str
 
-    def _compare(self, holds: torch.Tensor) -> bool:
-        if bool(holds.all()) or not bool(holds.any()):
-            return bool(holds[0])
+    def _compare(self, holds: list[bool]) -> bool:
+        if all(holds) or not any(holds):
+            return holds[0]
         return bool(self._refuse())
 
     def __gt__(self, other: float) -> bool:
         if other == 0:  # torch skips a dropout of rate 0; here it runs if any trial's is above
-            return bool((self.every > 0).any())
-        return self._compare(self.every > other)
+            return any(own > 0 for own in self.every)
+        return self._compare([own > other for own in self.every])
 
     def __lt__(self, other: float) -> bool:
-        return self._compare(self.every < other)
+        return self._compare([own < other for own in self.every])
 
     def __ge__(self, other: float) -> bool:
-        return self._compare(self.every >= other)
+        return self._compare([own >= other for own in self.every])
 
     def __le__(self, other: float) -> bool:
-        return self._compare(self.every <= other)
+        return self._compare([own <= other for own in self.every])
 
     def _refuse(self, *_: object) -> Any:
         raise Unfusable(f"{self.name} differs from trial to trial, and is used where all trials must have the same")
@@ -124,7 +124,7 @@ class Way(ABC):
                     )
                 site = PerTrial("nan")  # taken for a plain number, it shows
                 site.name = f"{path}.{attribute}"
-                site.every = torch.tensor(values, dtype=torch.float64)
+                site.every = list(map(float, values))
                 setattr(module, attribute, site)
                 self._sites.append((module, attribute, site))
         self.fixed = tuple(fixed)
@@ -138,7 +138,8 @@ class Way(ABC):
         """The numbers that differ from trial to trial, of some rows."""
         found = self._made.get((first, last))
         if found is None:
-            found = self._made[first, last] = [site.every[first:last].to(device) for _, _, site in self._sites]
+            rows = [torch.tensor(site.every[first:last], dtype=torch.float64) for _, _, site in self._sites]
+            found = self._made[first, last] = [values.to(device) for values in rows]
         return found
 
     def _drew(self, drawing: Keyed) -> None:
