@@ -1,10 +1,12 @@
 """Which inputs a step that was made once may be given: nothing that changed since is read from when it was made."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import nn
 
-from penstock.training import compiled
+from penstock.training import compiled, speeding
 from penstock.training.compiled import FastStep
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials
@@ -53,6 +55,26 @@ def test_a_step_with_rates_that_differ_is_traced_as_it_is(monkeypatch):
     fused = Together().enter(*(trials.make(n, {"lr": 0.1, "rates": pair}) for n, pair in enumerate(rates))).step().fused
     step, inputs = made(fused, compiled.CompiledStep)
     compiled.agree(step, inputs)
+
+
+def test_a_step_is_made_while_the_trials_device_is_the_current_one(monkeypatch):
+    """A graph that is recorded on another device is empty, and a bundle that replays it learns nothing."""
+    current, seen = [], []
+
+    @contextmanager
+    def device_of(tensor):
+        current.append(tensor.device)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(speeding, "CapturedStep", lambda *given: seen.extend(current) or Plain(*given))
+    trials = Trials(Blobs())
+    together = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).step()
+    together.fused.speeding.wanted = "captured"
+    together.step()
+    assert seen == [torch.device("cpu")]
+    assert not current
 
 
 @pytest.mark.parametrize(("value", "taken"), [(3, True), (4, False), (torch.zeros(1), False), ([3], False)])

@@ -44,19 +44,9 @@ class Speeding:
         """The step that is wanted, made for such inputs; None where it cannot be, or is not what the plain one is."""
         wanted, self.wanted = self.wanted, None
         recipe, began = self.recipe, time.perf_counter()
-        step: FastStep
         try:
-            if wanted == "compiled" and recipe.kernels is None:
-                recipe.kernels = self._with_kernels(inputs, shared, trial.task, flats)
-            with kernels(bool(recipe.kernels)):
-                if wanted == "compiled":
-                    step = CompiledStep(recipe.way, trial.task, flats, inputs, shared)
-                    agree(step, inputs)
-                    recipe.compiling = (time.perf_counter() - began, (recipe.compiling or (0.0, SAVED))[1])
-                    if recipe.capturable and inputs.rows[0].is_cuda:
-                        step = CapturedStep(recipe.way, trial.task, flats, inputs, shared, step)
-                else:
-                    step = CapturedStep(recipe.way, trial.task, flats, inputs, shared)
+            with torch.cuda.device_of(inputs.rows[0]):  # graphs record, and kernels run, on the current device
+                step = self._make(wanted, inputs, shared, trial.task, flats, began)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -70,6 +60,19 @@ class Speeding:
         finally:
             self.making += time.perf_counter() - began
         return step
+
+    def _make(self, wanted: str | None, inputs: Inputs, shared: bool, task: Task, flats: Any, began: float) -> FastStep:
+        recipe = self.recipe
+        if wanted == "compiled" and recipe.kernels is None:
+            recipe.kernels = self._with_kernels(inputs, shared, task, flats)
+        given = (recipe.way, task, flats, inputs, shared)
+        with kernels(bool(recipe.kernels)):
+            if wanted != "compiled":
+                return CapturedStep(*given)
+            step = CompiledStep(*given)
+            agree(step, inputs)
+            recipe.compiling = (time.perf_counter() - began, (recipe.compiling or (0.0, SAVED))[1])
+            return CapturedStep(*given, step) if recipe.capturable and inputs.rows[0].is_cuda else step
 
     def _with_kernels(self, inputs: Inputs, shared: bool, task: Task, flats: Any) -> bool:
         """Whether Penstock's own kernels make the step faster, with gradients as good as torch's."""
