@@ -556,6 +556,22 @@ def test_a_faster_step_is_kept_whatever_it_took_to_make(driven, faster):
     driven.assert_as_alone(0, 1, 2)
 
 
+def test_where_memory_is_too_short_for_a_faster_step_the_plain_one_goes_on(driven, faster, monkeypatch):
+    tried = []
+
+    def short(*given):
+        tried.append(given)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(speeding, "agree", short)
+    monkeypatch.setattr(Fused, "step_each", None)
+    driven.place(*(driven.placement(trial, 4) for trial in range(3)))
+    driven.go_on()
+    assert len(tried) == 1, "and it is not tried again"
+    assert [type(driven.left(trial)) for trial in range(3)] == [Finished] * 3
+    driven.assert_as_alone(0, 1, 2)
+
+
 def test_when_a_trial_leaves_the_faster_step_is_made_once_more(driven, faster):
     driven.place(*(driven.placement(trial, budget) for trial, budget in enumerate((2, 6, 6))))
     driven.go_on()

@@ -47,9 +47,8 @@ class Speeding:
         try:
             with torch.cuda.device_of(inputs.rows[0]):  # graphs record, and kernels run, on the current device
                 step = self._make(wanted, inputs, shared, trial.task, flats, began)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
+        except Exception as error:  # for want of memory too: the plain step has enough
+            torch.cuda.empty_cache()
             said = str(error).strip().splitlines()
             recipe.refusals.append(f"{wanted}: {said[0] if said else type(error).__name__}")
             if wanted == "compiled":
