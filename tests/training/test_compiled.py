@@ -68,13 +68,23 @@ def test_a_step_is_made_while_the_trials_device_is_the_current_one(monkeypatch):
         current.pop()
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    monkeypatch.setattr(speeding, "CapturedStep", lambda *given: seen.extend(current) or Plain(*given))
+    monkeypatch.setattr(speeding, "CompiledStep", lambda *given: seen.extend(current) or Plain(*given))
+    trials = Trials(Blobs())
+    together = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).step()
+    together.fused.speeding.wanted = "compiled"
+    together.step()
+    assert seen == [torch.device("cpu")]
+    assert not current
+
+
+def test_nothing_is_captured_of_trials_on_a_cpu_whatever_other_devices_there_are(monkeypatch):
+    monkeypatch.setattr(speeding, "CapturedStep", None)
     trials = Trials(Blobs())
     together = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).step()
     together.fused.speeding.wanted = "captured"
     together.step()
-    assert seen == [torch.device("cpu")]
-    assert not current
+    assert not together.recipe.refusals
+    assert together.recipe.capturable
 
 
 @pytest.mark.parametrize(("value", "taken"), [(3, True), (4, False), (torch.zeros(1), False), ([3], False)])

@@ -43,6 +43,8 @@ class Speeding:
     def make(self, inputs: Inputs, shared: bool, trial: Any, flats: Any) -> FastStep | None:
         """The step that is wanted, made for such inputs; None where it cannot be, or is not what the plain one is."""
         wanted, self.wanted = self.wanted, None
+        if wanted == "captured" and not inputs.rows[0].is_cuda:
+            return None  # its graph would be empty
         recipe, began = self.recipe, time.perf_counter()
         try:
             with torch.cuda.device_of(inputs.rows[0]):  # graphs record, and kernels run, on the current device

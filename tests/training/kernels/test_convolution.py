@@ -165,3 +165,11 @@ def test_blocks_of_an_axis():
     assert found.tap == ((0, 1, 2, -1), (-1, 0, 1, 2))
     back = axis(Geometry.of((8, 8), (3, 3), (2, 2), (1, 1), (1, 1)).turned(), 0, 1)
     assert (back.block, back.taps, back.step) == (2, 2, 1)  # two places of the input at a time, of two of the output
+
+
+def test_numbers_are_counted_as_the_kernels_lay_them_out():
+    """Shared images get channels that are read by fours, which must be countable in 32 bits too."""
+    images = Geometry.of((2**14, 2**14), (3, 3), (4, 4), (1, 1), (1, 1))
+    assert images.numbers(2, 1, 1) == 2**31
+    assert images.numbers(1, 3, 1) == 2**30
+    assert images.numbers(1, 4, 128) == 2**31

@@ -41,9 +41,9 @@ class Geometry:
         return Geometry(self.made, self.size, self.taps, self.up, padding, self.dilation, self.stride)
 
     def numbers(self, examples: int, channels: int, made: int) -> int:
-        """How many a trial has, of those read or made, whichever are more."""
+        """How many a trial has, of those read, in channels by fours as shared images have them, or made."""
         (h, w), (a, b) = self.size, self.made
-        return examples * max(h * w * channels, a * b * made)
+        return examples * max(h * w * (channels + -channels % 4), a * b * made)
 
     def flat(self) -> list[int]:
         """As numbers, for an operator of torch."""
