@@ -47,7 +47,8 @@ class Speeding:
             return None  # its graph would be empty
         recipe, began = self.recipe, time.perf_counter()
         try:
-            with torch.cuda.device_of(inputs.rows[0]):  # graphs record, and kernels run, on the current device
+            # Graphs are recorded, and kernels run, on the current device.
+            with torch.cuda.device_of(inputs.rows[0]):  # type: ignore[no-untyped-call]
                 step = self._make(wanted, inputs, shared, trial.task, flats, began)
         except Exception as error:  # for want of memory too: the plain step has enough
             torch.cuda.empty_cache()
