@@ -100,11 +100,12 @@ FUSED = {"lr": ps.loguniform(1e-4, 1e-2), "dropout": ps.uniform(0, 0.5)}
 
 @pytest.mark.parametrize("faster", [None, "captured", "compiled"])
 def test_fused_trials_learn_as_they_do_alone(faster, monkeypatch):
-    consider = Speeding.consider
+    consider, recipes = Speeding.consider, []
 
     def wish(self, certain, pace):
         consider(self, certain, pace)
         self.wanted = faster
+        recipes.append(self.recipe)
 
     monkeypatch.setattr(Speeding, "consider", wish)
     study = ps.Study(Net(), FUSED, metric="loss", mode="min", algorithm=ps.Random(budget=4), trials=5, name="solo")
@@ -112,5 +113,7 @@ def test_fused_trials_learn_as_they_do_alone(faster, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error", ps.SoloWarning)
         fused = study.replace(name="fused").run(progress=False, sharing="fused")
+    assert recipes
+    assert not any(recipe.refusals for recipe in recipes)
     for one, other in zip(curves(alone), curves(fused), strict=True):
         assert one == pytest.approx(other, rel=1e-7)

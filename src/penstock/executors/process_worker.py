@@ -26,6 +26,8 @@ def main(fd: int) -> None:
 
         if threads is not None:
             torch.set_num_threads(threads)
+        if device.startswith("cuda"):
+            torch.cuda.set_device(device)  # what a task means by "cuda", and where NCCL sends from
         worker = Worker(job, device)
     except Exception:
         connection.send(("broken", traceback.format_exc()))

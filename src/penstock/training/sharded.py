@@ -41,8 +41,6 @@ class Sharded(Distributed):
         self.gang, self.seat = gang, (gang.rank, gang.count)
         if self.closure:
             raise Unspreadable(f"{type(self.optimizer).__name__} needs all parameters at once: use another optimizer")
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
         optimizer, scheduler = self.optimizer.state_dict(), self.scheduler and self.scheduler.state_dict()
         # Torch keeps what it knows of a mesh, this worker's place among others: each gang has one of another name.
         mesh = DeviceMesh.from_group(gang.group, self.device.type, mesh_dim_names=(f"shares {next(_meshes)}",))

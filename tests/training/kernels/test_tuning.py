@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("triton")
-from penstock.training.kernels import tuning
+import torch
+
+from penstock.training.kernels import attention, convolution, depthwise, moments, normalization, tuning, weighing
+from penstock.training.kernels.geometry import Geometry
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 OFFERED = [{"BM": 64}, {"BM": 128}, {"BM": 256}]
 
@@ -89,3 +94,27 @@ def test_one_candidate_needs_no_timing_nor_does_the_interpreter(device, monkeypa
     monkeypatch.setattr(tuning, "interpreted", lambda: True)
     assert tuned() == {"BM": 64}
     assert not device
+
+
+def test_one_trial_more_or_less_asks_for_no_other_blocks(monkeypatch):
+    """So that a trial's leaving compiles nothing."""
+    asked = {5: [], 7: []}
+
+    def tuned(shape, candidates, launch):
+        asked[trials].append((shape, candidates()))
+        return candidates()[0]
+
+    for module in (attention, convolution, depthwise, moments, normalization, weighing):
+        monkeypatch.setattr(module, "tuned", tuned)
+    where = Geometry.of((8, 8), (3, 3), (1, 1), (1, 1), (1, 1))
+    for trials in asked:
+        x = torch.ones(trials, 2, 8, 8, 4, device=DEVICE)
+        w = torch.ones(trials, 4, 4, 3, 3, device=DEVICE, requires_grad=True)
+        weighing.convolution(x, w, where)[0].sum().backward()
+        depthwise.depthwise(x, w[:, 0].flatten(2).mT, where).sum().backward()
+        normalization.reduce(x, x, None, *[x[:, 0, 0, 0]] * 3, 0)
+        normalization.normalize(x, *[x[:, 0, 0, 0]] * 3, None, 0)
+        attention.attention(*[x.flatten(0, 1)] * 3)
+        asked[trials].append(moments.parts(x, moments.SUMMING[0]))
+    assert len(asked[5]) > 6
+    assert asked[5] == asked[7]

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.training.kernels.choice import runs
-from penstock.training.kernels.tuning import Blocks, tuned
+from penstock.training.kernels.tuning import Blocks, about, tuned
 
 LONGEST, LARGEST = 256, 8192  # keys, and keys times width: more gradients than that the registers do not hold
 LOG2E = math.log2(math.e)  # the kernels' powers and logarithms are of 2, as the hardware's
@@ -230,7 +230,7 @@ def _constants(q: Tensor, k: Tensor, causal: bool, **steps: Tensor) -> dict[str,
 
 def _chosen(name: str, offered: list[tuple[int, Blocks]], q: Tensor, k: Tensor, causal: bool, launch: Any) -> Blocks:
     (rows, heads, queries, width), keys = q.shape, k.shape[2]
-    shape = (name, q.dtype, _precision(q), causal, queries, keys, width, min(4096, rows * heads))
+    shape = (name, q.dtype, _precision(q), causal, queries, keys, width, about(rows * heads))
     return tuned(shape, lambda: candidates(offered, max(queries, keys), width), launch)
 
 

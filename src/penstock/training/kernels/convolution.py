@@ -23,7 +23,7 @@ from penstock.training.kernels.apart import offered as apart
 from penstock.training.kernels.choice import exact, runs
 from penstock.training.kernels.geometry import Geometry, axis, sides
 from penstock.training.kernels.patches import cut, load_patches, places_made, spread
-from penstock.training.kernels.tuning import Blocks, tuned
+from penstock.training.kernels.tuning import Blocks, about, tuned
 
 
 @triton.jit
@@ -144,7 +144,7 @@ def convolve(
         w = pad(w, (0, 0, 0, x.shape[-1] - channels))
     given = (x, w, where, None if addend is None else addend.contiguous(), turned)
     blocks = tuned(
-        ("convolve", x.dtype, exact(), *geometry, x.shape[-1], made, addend is None, min(64, len(w))),
+        ("convolve", x.dtype, exact(), *geometry, x.shape[-1], made, addend is None, about(len(w))),
         lambda: _candidates(where, x.shape[-1], made),
         lambda blocks: convolve_by(*given, blocks),
     )

@@ -22,7 +22,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from penstock.training.kernels.choice import runs
 from penstock.training.kernels.geometry import Geometry
-from penstock.training.kernels.tuning import Blocks, tuned
+from penstock.training.kernels.tuning import Blocks, about, tuned
 
 THREADS = 128  # of a program
 CHANNELS = 64  # of a program at most: fewer than threads, or each thread would read one's filter and exchange it
@@ -169,8 +169,8 @@ def _weighed(x: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> torch.Tens
 
 
 def _key(kernel: str, x: torch.Tensor, geometry: Geometry) -> tuple[Any, ...]:
-    """What tells one choice of block sizes from another; of many trials or examples, not how many."""
-    return kernel, x.dtype, *geometry.flat(), x.shape[-1], min(64, len(x)), min(64, x.shape[1])
+    """What tells one choice of block sizes from another."""
+    return kernel, x.dtype, *geometry.flat(), x.shape[-1], about(len(x)), about(x.shape[1])
 
 
 def _candidates(x: torch.Tensor, geometry: Geometry, plans: list[Blocks]) -> list[Blocks]:

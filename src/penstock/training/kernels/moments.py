@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from penstock.training.kernels.choice import runs
-from penstock.training.kernels.tuning import Blocks, tuned
+from penstock.training.kernels.tuning import Blocks, about, tuned
 
 # PROGRAMS sum blocks of ELEMENTS, UNROLL of them at a time.
 SUMMING = [
@@ -87,13 +87,13 @@ def parts(y: torch.Tensor, blocks: Blocks) -> dict[str, int]:
     """The same for one that sums a trial's places in parts, so many that the device is full."""
     own = whole(y, blocks["ELEMENTS"])
     rounds = triton.cdiv(own["R"], own["BR"])
-    each = triton.cdiv(rounds, min(rounds, triton.cdiv(blocks["PROGRAMS"], len(y))))
+    each = triton.cdiv(rounds, min(rounds, triton.cdiv(blocks["PROGRAMS"], about(len(y)))))
     return {**own, "PARTS": triton.cdiv(rounds, each), "EACH": each}
 
 
 def shape(kernel: str, y: torch.Tensor) -> tuple[str | int | torch.dtype, ...]:
     """What the best blocks of a kernel depend on."""
-    return kernel, y.dtype, y[0].numel(), y.shape[-1], min(64, len(y))
+    return kernel, y.dtype, y[0].numel(), y.shape[-1], about(len(y))
 
 
 @torch.library.custom_op("penstock::moments", mutates_args=(), schema="(Tensor y) -> Tensor")

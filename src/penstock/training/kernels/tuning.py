@@ -30,6 +30,11 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def about(count: int) -> int:
+    """How many there are, to a power of two: one trial more or less asks for no other blocks, and compiles nothing."""
+    return 1 << max(0, count.bit_length() - 1)
+
+
 def tuned(
     shape: tuple[Hashable, ...], candidates: Callable[[], Sequence[Blocks]], launch: Callable[[Blocks], object]
 ) -> Blocks:

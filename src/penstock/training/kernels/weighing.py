@@ -17,7 +17,7 @@ from penstock.training.kernels.choice import exact, runs
 from penstock.training.kernels.convolution import convolve, for_each, patches_twin
 from penstock.training.kernels.geometry import Geometry, axis, sides
 from penstock.training.kernels.patches import collect, cut, load_patches, places_made
-from penstock.training.kernels.tuning import Blocks, tuned
+from penstock.training.kernels.tuning import Blocks, about, tuned
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def _candidates(geometry: Geometry, channels: int, made: int, trials: int) -> li
     patch = channels * axis(geometry, 0, down).taps * axis(geometry, 1, across).taps
     long = max(16, triton.next_power_of_2(patch))
     columns = min(128, triton.next_power_of_2(max(8, made) * down * across))
-    common = Blocks(B0=down, B1=across, BN=columns, num_stages=3, PARTS=max(2, 256 // trials))
+    common = Blocks(B0=down, B1=across, BN=columns, num_stages=3, PARTS=max(2, 256 // about(trials)))
     offered = [common | Blocks(BM=64, BK=min(64, long), num_warps=4)]
     if long > 64:
         offered.append(common | Blocks(BM=64, BK=128, num_warps=8))
@@ -92,7 +92,7 @@ def weigh(x: torch.Tensor, g: torch.Tensor, geometry: list[int]) -> torch.Tensor
     channels, made = x.shape[-1], g.shape[-1]
     x, g = for_each(x, len(g)), g.contiguous()
     blocks = tuned(
-        ("weigh", x.dtype, exact(), *geometry, x.shape[-1], made, min(64, len(g))),
+        ("weigh", x.dtype, exact(), *geometry, x.shape[-1], made, about(len(g))),
         lambda: _candidates(where, x.shape[-1], made, len(g)),
         lambda blocks: weigh_by(x, g, where, blocks),
     )
