@@ -22,7 +22,7 @@ from penstock.training.checkpoint import State
 from penstock.training.distributed import CHECKED, Distributed, Step, difference
 from penstock.training.gang import Gang, Unspreadable, torn
 from penstock.training.parts import InParts, Part
-from penstock.training.synced import synchronize
+from penstock.training.synced import synchronize, unsynchronized
 
 _meshes = numbers()
 
@@ -97,10 +97,10 @@ class Sharded(Distributed):
         keyed = self.eval_randomness.at(self.seed ^ 1, self.step)
         rounds = ceil(ceil(valid.length / task.eval_batch_size) / gang.count)
         rows, batch = [], None
-        with self.autocast():
+        with self.autocast(), unsynchronized(self.model):
             batches = valid.all(task.eval_batch_size, gang.rank, gang.count)
             for number, (batch, length) in zip(numbers(gang.rank, gang.count), batches, strict=False):
-                rows.append((number, length, self._measured(keyed, batch)))
+                rows.append((number, length, self._measured(keyed.batch(number), batch)))
             if len(rows) < rounds:
                 self._measured(keyed, next(iter(valid.all(task.eval_batch_size)))[0] if batch is None else batch)
         self.root.reshard()
