@@ -2,6 +2,7 @@
 
 import random
 import re
+import socket
 
 import pytest
 import torch
@@ -10,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from penstock.training import gang
 from penstock.training.distributed import Step, difference
 from penstock.training.parts import Part
 from tests.tasks import Augmented, Blobs
-from tests.training.gangs import Gangs
+from tests.training.gangs import HOST, Gangs
 from tests.training.networks import BLOCKS, OPTIMIZERS, Bundle, Network, bundles
-from tests.training.together import Alone, Trials
+from tests.training.together import CPU, Alone, Trials
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -167,6 +169,14 @@ def test_rounding_in_half_precision_is_no_reason_not_to_be_spread():
     assert difference(step(0.01), step(-0.01), "bf16") == ""
     assert "gradient of bias" in difference(step(0.01), step(-0.01), "fp32")
     assert "gradient of bias" in difference(step(0.1), step(-0.1), "bf16")
+
+
+def test_nobody_waits_for_a_first_worker_that_has_gone(monkeypatch):
+    with socket.create_server((HOST, 0)) as gone:
+        port = gone.getsockname()[1]
+    monkeypatch.setattr(gang, "TCPStore", lambda *_, **__: pytest.fail("it waits for a store that is not there"))
+    with pytest.raises(gang.Apart, match="refused"):
+        gang.Gang.join(f"{HOST}:{port}", 1, 2, CPU)
 
 
 # Refusals
