@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from penstock.training import gang
-from penstock.training.distributed import Step, difference
+from penstock.training.distributed import Distributed, Step, difference
 from penstock.training.parts import Part
+from penstock.training.sharded import Sharded
 from tests.tasks import Augmented, Blobs
 from tests.training.gangs import HOST, Gangs
 from tests.training.networks import BLOCKS, OPTIMIZERS, Bundle, Network, bundles
@@ -34,9 +35,9 @@ def gangs():
         yield gangs
 
 
-def check(gangs, task, config, count, steps=STEPS, begun=None):
+def check(gangs, task, config, count, steps=STEPS, begun=None, kind=Distributed):
     """The trial is the same on several devices, from where it has begun; or why it is not to be there."""
-    found = gangs.train(task, 0, config, count, steps, begun)
+    found = gangs.train(task, 0, config, count, steps, begun, kind)
     if isinstance(found, str):
         return found
     state, curve = found
@@ -154,10 +155,10 @@ class TimeFirst(nn.Module):
         return self.outer(self.drop(self.inner(x.view(-1, 3, 2).transpose(0, 1)).relu()).mean(0))
 
 
-@pytest.mark.parametrize("before", [0, 5])
-def test_a_short_batch_whose_length_is_that_of_another_dimension(gangs, before):
+@pytest.mark.parametrize(("before", "kind"), [(0, Distributed), (5, Distributed), (5, Sharded)])
+def test_a_short_batch_whose_length_is_that_of_another_dimension(gangs, before, kind):
     run, _ = Trials(Sequences()).alone(0, {"lr": 0.05}, before)
-    assert check(gangs, Sequences(), {"lr": 0.05}, 3, begun=run.state() if before else None) is None
+    assert check(gangs, Sequences(), {"lr": 0.05}, 3, begun=run.state() if before else None, kind=kind) is None
 
 
 def test_rounding_in_half_precision_is_no_reason_not_to_be_spread():

@@ -41,6 +41,9 @@ class Sharded(Distributed):
         self.gang, self.seat = gang, (gang.rank, gang.count)
         if self.closure:
             raise Unspreadable(f"{type(self.optimizer).__name__} needs all parameters at once: use another optimizer")
+        named = self.model.named_modules()
+        if renormed := [f"{name}.weight" for name, one in named if getattr(one, "max_norm", None) is not None]:
+            raise Unspreadable(f"the loss changes these parameters itself: {', '.join(renormed)} (max_norm)")
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         optimizer, scheduler = self.optimizer.state_dict(), self.scheduler and self.scheduler.state_dict()
