@@ -110,3 +110,17 @@ def test_an_error_of_one_config_is_its_trials_alone():
 def test_half_precision_is_refused_on_a_cpu():
     with pytest.raises(ps.TaskError, match='precision is "fp16", which a CPU does not train: use "bf16" or "fp32"'):
         run(broken(precision="fp16"))
+
+
+def test_a_task_whose_gradients_are_sparse_is_described():
+    class Sparse(Blobs):
+        def data(self, config):
+            return tuple(((10 * x.abs()).long().clamp(max=49), y) for x, y in super().data(config))
+
+        def model(self, config):
+            return nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(24, 2))
+
+        def optimizer(self, params, config):
+            return torch.optim.SGD(params, lr=config["lr"])
+
+    assert len(run(Sparse()).best.curve) == 1

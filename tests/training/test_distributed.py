@@ -2,6 +2,7 @@
 
 import random
 import re
+import socket
 
 import pytest
 import torch
@@ -10,11 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from penstock.training import gang
+from penstock.training.distributed import Distributed, Step, difference
 from penstock.training.parts import Part
+from penstock.training.sharded import Sharded
 from tests.tasks import Augmented, Blobs
-from tests.training.gangs import Gangs
+from tests.training.gangs import HOST, Gangs
 from tests.training.networks import BLOCKS, OPTIMIZERS, Bundle, Network, bundles
-from tests.training.together import Alone, Trials
+from tests.training.together import CPU, Alone, Trials
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -31,16 +35,16 @@ def gangs():
         yield gangs
 
 
-def check(gangs, task, config, count, steps=STEPS):
-    """The trial is the same on several devices; or why it is not to be there."""
-    found = gangs.train(task, 0, config, count, steps)
+def check(gangs, task, config, count, steps=STEPS, begun=None, kind=Distributed):
+    """The trial is the same on several devices, from where it has begun; or why it is not to be there."""
+    found = gangs.train(task, 0, config, count, steps, begun, kind)
     if isinstance(found, str):
         return found
     state, curve = found
     trials = Trials(task)
     spread = trials.make(0, config)
     spread.restore(state, inherited=False)
-    Alone(trials, 0, config, steps).assert_like(spread, curve, f"{count} devices")
+    Alone(trials, 0, config, steps + (begun["step"] if begun else 0)).assert_like(spread, curve, f"{count} devices")
     return None
 
 
@@ -112,13 +116,71 @@ def test_an_optimizer_that_looks_at_the_loss(gangs):
     assert check(gangs, Searching(), {}, 2) is None
 
 
-# Refusals
-
-
 class Doubles(Blobs):
     def data(self, config):
         (x, y), (v, w) = super().data(config)
         return (x.double(), y), (v.double(), w)
+
+
+class Measured(Doubles):
+    """Normalized by each batch of the validation, of which workers have unequally many, and random there."""
+
+    def model(self, config):
+        normal = nn.BatchNorm1d(12, track_running_stats=False)
+        return nn.Sequential(nn.Linear(6, 12), normal, nn.ReLU(), nn.Linear(12, 2))
+
+    def metrics(self, model, batch, config):
+        x, y = batch
+        noise = 0.1 * torch.randn(())
+        return {"loss": F.cross_entropy(F.dropout(model(x), 0.5), y) + noise, **super().metrics(model, batch, config)}
+
+
+def test_each_worker_measures_batches_of_its_own(gangs):
+    assert check(gangs, Measured(), {"lr": 0.05}, 3) is None
+
+
+class Sequences(Doubles):
+    """Time first, in three steps: as many as a worker has of the 10 rows of a last batch."""
+
+    def model(self, config):
+        return TimeFirst()
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.drop, self.outer = nn.Linear(2, 5), nn.Dropout(0.4), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.outer(self.drop(self.inner(x.view(-1, 3, 2).transpose(0, 1)).relu()).mean(0))
+
+
+@pytest.mark.parametrize(("before", "kind"), [(0, Distributed), (5, Distributed), (5, Sharded)])
+def test_a_short_batch_whose_length_is_that_of_another_dimension(gangs, before, kind):
+    run, _ = Trials(Sequences()).alone(0, {"lr": 0.05}, before)
+    assert check(gangs, Sequences(), {"lr": 0.05}, 3, begun=run.state() if before else None, kind=kind) is None
+
+
+def test_rounding_in_half_precision_is_no_reason_not_to_be_spread():
+    """A bias before a BatchNorm has no gradient but rounding, a hundredth of others in bfloat16."""
+
+    def step(bias):
+        return Step(torch.ones(()), {"weight": torch.ones(4), "bias": torch.full((4,), bias)}, {})
+
+    assert difference(step(0.01), step(-0.01), "bf16") == ""
+    assert "gradient of bias" in difference(step(0.01), step(-0.01), "fp32")
+    assert "gradient of bias" in difference(step(0.1), step(-0.1), "bf16")
+
+
+def test_nobody_waits_for_a_first_worker_that_has_gone(monkeypatch):
+    with socket.create_server((HOST, 0)) as gone:
+        port = gone.getsockname()[1]
+    monkeypatch.setattr(gang, "TCPStore", lambda *_, **__: pytest.fail("it waits for a store that is not there"))
+    with pytest.raises(gang.Apart, match="refused"):
+        gang.Gang.join(f"{HOST}:{port}", 1, 2, CPU)
+
+
+# Refusals
 
 
 class Contrastive(Doubles):
@@ -139,12 +201,59 @@ class Unused(Doubles):
         return model
 
 
+class Frozen(Doubles):
+    """Its first layer trains for a few steps only."""
+
+    def model(self, config):
+        return Freezing()
+
+
+class Freezing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 12), nn.Linear(12, 2)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x):
+        self.steps += self.training
+        hidden = self.inner(x).relu()
+        return self.outer(hidden if self.steps < 6 else hidden.detach())
+
+
+class Renormed(Doubles):
+    def data(self, config):
+        return tuple(((10 * x.abs()).long().clamp(max=49), y) for x, y in super().data(config))
+
+    def model(self, config):
+        return nn.Sequential(nn.Embedding(50, 4, max_norm=0.5), nn.Flatten(), nn.Linear(24, 2))
+
+
+class Late(Doubles):
+    def model(self, config):
+        return Positions()
+
+
+class Positions(nn.Linear):
+    """Makes a buffer when it is first called."""
+
+    def __init__(self):
+        super().__init__(6, 2)
+
+    def forward(self, x):
+        if not hasattr(self, "places"):
+            self.register_buffer("places", torch.linspace(0, 1, x.shape[1]), persistent=False)
+        return super().forward(x + self.places)
+
+
 @pytest.mark.parametrize(
     ("task", "why"),
     [
         (Contrastive(), "the loss of a batch is .* and the mean over its parts .*: it is no mean over samples"),
         (Weighted(), "it is no mean over samples"),
         (Unused(), "the loss does not use these parameters: spare"),
+        (Frozen(), "the loss does not always use these parameters: inner.weight, inner.bias"),
+        (Renormed(), "the loss changes these parameters itself: 0.weight"),
+        (Late(), "the model makes these buffers while it computes: places"),
     ],
 )
 def test_what_is_never_spread(gangs, task, why):

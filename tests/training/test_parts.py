@@ -177,3 +177,40 @@ def test_on_several_devices_batch_norm_is_not_shown_parts_either():
     assert measured.startswith("never on several devices: a batch does not fit into memory")
     events = spread(Ragged())
     assert [e.unit for e in events if isinstance(e, Report)] == [1, 2, 3, 4, 5]
+
+
+class Sequences(Exact):
+    """Time first, in three steps: as many as one of three workers has of the 10 rows of a last batch."""
+
+    unit_steps = 5  # of 6 in an epoch
+
+    def model(self, config):
+        return TimeFirst().double()
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.drop, self.outer = nn.Linear(2, 5), nn.Dropout(0.4), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.outer(self.drop(self.inner(x.view(-1, 3, 2).transpose(0, 1)).relu()).mean(0))
+
+
+def test_workers_that_meet_again_before_a_short_batch_know_which_rows_are_theirs():
+    executor = ProcessExecutor(Job(Sequences(), 0, "loss", "min", Folder(Path("states"))), workers=3)
+    names, reports = tuple(device.name for device in executor.devices()), []
+    try:
+        for attempt, budget in ((1, 1), (2, 3)):
+            begun = Placement(0, attempt, CONFIG, budget, reports[-1].state if reports else None)
+            executor.place(Bundle(f"bundle {attempt}", names, (begun,), "distributed", "one signature"))
+            left = []
+            while not left:
+                events = executor.wait()
+                reports += [e for e in events if isinstance(e, Report)]
+                left = [e for e in events if isinstance(e, LEFT)]
+            assert isinstance(left[0], Finished), left
+    finally:
+        executor.close()
+    for report, expected in zip(reports, alone(Sequences(), 0, CONFIG, 3), strict=True):
+        assert report.metrics == pytest.approx(expected, abs=1e-9)

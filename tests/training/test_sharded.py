@@ -173,6 +173,14 @@ class Penalty(Doubles):
         return super().loss(model, batch, config) + 0.1 * sum(p.square().sum() for p in model.parameters())
 
 
+class Renormed(Doubles):
+    def data(self, config):
+        return tuple(((10 * x.abs()).long().clamp(max=49), y) for x, y in super().data(config))
+
+    def model(self, config):
+        return nn.Sequential(nn.Embedding(50, 4, max_norm=0.5), nn.Flatten(), nn.Linear(24, 2))
+
+
 @pytest.mark.parametrize(
     ("task", "why"),
     [
@@ -182,6 +190,7 @@ class Penalty(Doubles):
         (Optimized(Elsewhere), "Elsewhere does not look at its param_groups"),
         (Scalar(), "torch cannot share out the model: .*scalar param"),
         (Penalty(), "the loss computes with parameters outside of the modules that they belong to"),
+        (Renormed(), "the loss changes these parameters itself: 0.weight"),
     ],
 )
 def test_what_is_never_shared_out(gangs, task, why):

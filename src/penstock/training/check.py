@@ -152,7 +152,7 @@ def dry_batch(training: Training) -> Description:
     tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
     for state in training.optimizer.state.values():
         tensors += [v for v in state.values() if isinstance(v, torch.Tensor)]
-    return Description(metrics, sum(t.nbytes for t in tensors))
+    return Description(metrics, sum(t.numel() * t.element_size() for t in tensors))
 
 
 def _check_made(training: Training) -> None:

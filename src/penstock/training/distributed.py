@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from inspect import signature
 from itertools import count as numbers
 from time import perf_counter
@@ -25,7 +26,7 @@ from penstock.training.gang import Gang, Unspreadable, torn
 from penstock.training.keyed import Solo
 from penstock.training.loop import Training
 from penstock.training.parts import InParts, Part
-from penstock.training.synced import synchronize
+from penstock.training.synced import synchronize, unsynchronized
 
 CHECKED = 4  # batches that are taken whole and in parts: in one alone, parts may happen to be alike
 
@@ -50,8 +51,9 @@ class Distributed(Training):
         synchronize(self.model, gang if spread else None)
         generators = self.randomness.generators
         whole = not spread and self.parts == 1
-        self.randomness = Solo(self.model, generators) if whole else InParts(self.model, generators, self.part)
+        self.randomness = Solo(self.model, generators) if whole else self.in_parts
         self.together = None
+        self._trained = [(name, one) for name, one in self.model.named_parameters() if one.requires_grad]
         if spread:
             try:
                 settings: dict[str, Any] = {"process_group": gang.group, _BUFFERS: False}
@@ -60,6 +62,10 @@ class Distributed(Training):
                 if torn(error):
                     raise
                 raise Unspreadable(f"torch cannot wrap the model: {error}") from error
+
+    @cached_property
+    def in_parts(self) -> InParts:
+        return InParts(self.model, self.randomness.generators, self.part)
 
     def leave(self) -> None:
         """Hold nobody's connection any more."""
@@ -71,6 +77,11 @@ class Distributed(Training):
         state = gang.hand_on(self.state() if gang.rank == 0 else None)
         if gang.rank > 0:
             self.restore(state, inherited=False)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next batch is as large as others."""
+        return self._rows() == self.batch_size
 
     def part(self) -> Part:
         """This worker's part of the batch that is next, or the part of it that it takes now."""
@@ -126,7 +137,11 @@ class Distributed(Training):
 
     def backward(self, batch: Any) -> Tensor:
         loss = super().backward(batch)
-        if self.closure and self.together is not None:  # its optimizer looks at the loss
+        if self.together is None:
+            return loss
+        if unused := [name for name, one in self._trained if one.grad is None]:  # nor were others exchanged
+            raise Unspreadable(f"the loss does not always use these parameters: {', '.join(unused)}")
+        if self.closure:  # its optimizer looks at the loss
             loss = self.gang.sum(loss.detach() / self.gang.count)
         return loss
 
@@ -148,10 +163,10 @@ class Distributed(Training):
         self.model.eval()
         keyed = self.eval_randomness.at(self.seed ^ 1, self.step)
         rows = []
-        with self.autocast():
+        with self.autocast(), unsynchronized(self.model):
             batches = self.data.valid.all(task.eval_batch_size, gang.rank, gang.count)
             for number, (batch, length) in zip(numbers(gang.rank, gang.count), batches, strict=False):
-                with keyed:
+                with keyed.batch(number):
                     values = task.metrics(self.model, batch, self.config)
                 rows.append((number, length, {name: float(value) for name, value in values.items()}))
         return self.averaged(rows)
@@ -181,10 +196,11 @@ class Distributed(Training):
 
     def _compare(self, gang: Gang) -> None:
         before, place = {name: one.clone() for name, one in self.model.named_buffers()}, self.place
-        places = range(place, self.data.train.length, self.batch_size)[:CHECKED]
+        places = range(0, self.data.train.length, self.batch_size)[:CHECKED]
+        self.place = 0  # where batches are full
         whole, unused = list[Step](), list[str]()
         if gang.rank == 0:
-            batches = self.data.train.batches(self.epoch, place, self.batch_size)
+            batches = self.data.train.batches(self.epoch, 0, self.batch_size)
             whole = [self.attempt(batch, before) for batch, _ in zip(batches, places, strict=False)]
             unused = sorted({name for one in whole for name, gradient in one.gradients.items() if gradient is None})
         if unused := gang.hand_on(unused):
@@ -207,9 +223,14 @@ class Distributed(Training):
     def attempt(self, batch: Any, before: dict[str, Tensor]) -> Step:
         """What a batch gives; the model's buffers are as before then."""
         self.model.train()
+        versions = {name: one._version for name, one in self.model.named_parameters()}
         with self.randomness.at(self.seed, self.step):
             loss = self._loss(batch)
             self.randomness.backward(loss)
+        if changed := [name for name, one in self.model.named_parameters() if one._version != versions[name]]:
+            raise Unspreadable(f"the loss changes these parameters itself: {', '.join(changed)}")
+        if made := [n for n, one in self.model.named_buffers() if n not in before or one.shape != before[n].shape]:
+            raise Unspreadable(f"the model makes these buffers while it computes: {', '.join(made)}")
         step = Step(
             loss.detach().double(),
             {name: one.grad for name, one in self.model.named_parameters() if one.requires_grad},
@@ -246,7 +267,7 @@ def difference(whole: Step, parts: Step, precision: str, total: Callable[[Tensor
     if abs(one - other) > bound * max(abs(one), abs(other)):
         return f"the loss of a batch is {one:.6g} and the mean over its parts {other:.6g}: it is no mean over samples"
     without = [name for name in given if parts.gradients[name] is None]
-    least = max(1e-3 * max(norms), 1e-300)  # one that should be 0 is all rounding
+    least = max(max(bound, 1e-3) * max(norms), 1e-300)  # one that should be 0 is all rounding
     far = [name for name, norm, off in zip(given, norms, apart, strict=True) if off > 10 * bound * max(norm, least)]
     for name in [*without, *far]:
         return f"the gradient of {name} over a batch is not the mean of those over its parts"

@@ -58,12 +58,13 @@ class Gang:
 
     @classmethod
     def join(cls, address: str, rank: int, count: int, device: torch.device) -> Gang:
-        """Another worker's."""
+        """Another worker's. The first listens before it says where: a store would wait there long after it has gone."""
         host, _, port = address.rpartition(":")
         wait = timedelta(seconds=MEETING)
         try:
+            socket.create_connection((host, int(port)), MEETING).close()
             store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=wait)
-        except dist.DistError as error:
+        except (dist.DistError, OSError) as error:
             raise Apart(str(error)) from error
         return cls(store, rank, count, device)
 

@@ -77,7 +77,8 @@ class GangRun(OneTrial):
         from penstock.training.gang import Unspreadable
 
         signature, known = self.bundle.signature, self.worker.spreadable
-        known_here = signature in known and not self.sharded  # of those in shares, nobody knows what they are like
+        # Of those in shares, nobody knows what they are like; and a short batch tells less of its parts than others.
+        known_here = signature in known and not self.sharded and run.full
         checked, self._parts = gang.hear(known_here, self.worker.parts.get(signature, 1))
         if not checked:
             run.check(gang, self._parts)

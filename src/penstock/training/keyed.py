@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from penstock.training.keyed_attention import attention, multi_head_attention
 from penstock.training.masks import SoloKeys, StepKeys, alpha_dropout, dropout, may_drop
 
+CALLS = 1_000_003  # that a batch of the validation may make before they are those of the next
+
 
 class Keyed(TorchFunctionMode):
     """Inside it, torch's dropout functions draw by ``keys``; every other call goes straight through.
@@ -94,9 +96,16 @@ class Solo(Keyed):
 
     def at(self, seed: int, step: int) -> Solo:
         """The same, keyed for one step; torch's generators are seeded for it too."""
-        self.keys = keys = SoloKeys(seed, step)
+        self.keys: SoloKeys = SoloKeys(seed, step)
         for generator in self.generators:
-            generator.manual_seed(keys.start)
+            generator.manual_seed(self.keys.start)
+        return self
+
+    def batch(self, number: int) -> Solo:
+        """The same for one of the batches that are measured in a step, whoever has those before it."""
+        self.keys.calls = number * CALLS
+        for generator in self.generators:
+            generator.manual_seed(self.keys.start + self.keys.calls)
         return self
 
     def __enter__(self) -> Solo:

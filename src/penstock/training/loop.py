@@ -245,13 +245,13 @@ class Training:
         on_cpu = self.device.type == "cpu"
         keyed = self.eval_randomness.at(self.seed ^ 1, self.step)
         with self.autocast():
-            for batch, length in self.data.valid.all(self.task.eval_batch_size):
-                with keyed:
+            for number, (batch, length) in enumerate(self.data.valid.all(self.task.eval_batch_size)):
+                with keyed.batch(number):
                     values = self.task.metrics(self.model, batch, self.config)
                 for name, value in values.items():
                     # Sums stay on an accelerator until the last batch, so that no batch waits for them.
-                    number = float(value) if on_cpu else torch.as_tensor(value, dtype=torch.float64)
-                    sums[name] = sums.get(name, 0.0) + number * length
+                    mean = float(value) if on_cpu else torch.as_tensor(value, dtype=torch.float64)
+                    sums[name] = sums.get(name, 0.0) + mean * length
         return {name: float(value) / self.data.valid.length for name, value in sums.items()}
 
     def autocast(self) -> AbstractContextManager[object]:

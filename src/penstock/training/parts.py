@@ -71,25 +71,37 @@ class InParts(Solo):
     def __init__(self, model: nn.Module, generators: Sequence[torch.Generator], part: Callable[[], Part]) -> None:
         super().__init__(model, generators)
         self._part = part
+        self._dims: dict[int, set[int]] = {}
 
     def at(self, seed: int, step: int) -> Solo:
         super().at(seed, step)
-        self.keys = _PartKeys(seed, step, self._part())
+        self.keys = _PartKeys(seed, step, self._part(), self._dims)
         return self
 
 
 class _PartKeys(SoloKeys):
-    def __init__(self, seed: int, step: int, part: Part) -> None:
+    """``dims`` has the dimensions that samples may be in, by call: a short batch's length may be that of another."""
+
+    def __init__(self, seed: int, step: int, part: Part, dims: dict[int, set[int]]) -> None:
         super().__init__(seed, step)
-        self.part = part
+        self.part, self.dims = part, dims
 
     def mask(self, shape: Sequence[int], device: torch.device, p: Any) -> Tensor:
-        part, shape = self.part, tuple(shape)
-        if shape[0] % part.rows == 0:  # samples come first, each in one or several rows
+        part, shape, call = self.part, tuple(shape), self.next()
+        dims = self._may_be_in(shape, call)
+        if 0 in dims:  # samples come first, each in one or several rows
             many = shape[0] // part.rows
             drawn = base((part.whole * many, *shape[1:]), device)[part.begin * many : part.end * many]
-        elif len(shape) > 1 and shape[1] == part.rows:  # sequences often have time first
+        elif 1 in dims:  # sequences often have time first
             drawn = base((shape[0], part.whole, *shape[2:]), device)[:, part.begin : part.end]
         else:
             drawn = base(shape, device)
-        return keep(drawn, self.lo, self.hi, self.next(), rate(p))
+        return keep(drawn, self.lo, self.hi, call, rate(p))
+
+    def _may_be_in(self, shape: tuple[int, ...], call: int) -> set[int]:
+        rows = self.part.rows
+        here = {0} if shape[0] % rows == 0 else set()
+        if len(shape) > 1 and shape[1] == rows:
+            here.add(1)
+        self.dims[call] = here & self.dims.get(call, here)
+        return self.dims[call]

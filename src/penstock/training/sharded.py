@@ -22,7 +22,7 @@ from penstock.training.checkpoint import State
 from penstock.training.distributed import CHECKED, Distributed, Step, difference
 from penstock.training.gang import Gang, Unspreadable, torn
 from penstock.training.parts import InParts, Part
-from penstock.training.synced import synchronize
+from penstock.training.synced import synchronize, unsynchronized
 
 _meshes = numbers()
 
@@ -41,6 +41,9 @@ class Sharded(Distributed):
         self.gang, self.seat = gang, (gang.rank, gang.count)
         if self.closure:
             raise Unspreadable(f"{type(self.optimizer).__name__} needs all parameters at once: use another optimizer")
+        named = self.model.named_modules()
+        if renormed := [f"{name}.weight" for name, one in named if getattr(one, "max_norm", None) is not None]:
+            raise Unspreadable(f"the loss changes these parameters itself: {', '.join(renormed)} (max_norm)")
         optimizer, scheduler = self.optimizer.state_dict(), self.scheduler and self.scheduler.state_dict()
         # Torch keeps what it knows of a mesh, this worker's place among others: each gang has one of another name.
         mesh = DeviceMesh.from_group(gang.group, self.device.type, mesh_dim_names=(f"shares {next(_meshes)}",))
@@ -95,10 +98,10 @@ class Sharded(Distributed):
         keyed = self.eval_randomness.at(self.seed ^ 1, self.step)
         rounds = ceil(ceil(valid.length / task.eval_batch_size) / gang.count)
         rows, batch = [], None
-        with self.autocast():
+        with self.autocast(), unsynchronized(self.model):
             batches = valid.all(task.eval_batch_size, gang.rank, gang.count)
             for number, (batch, length) in zip(numbers(gang.rank, gang.count), batches, strict=False):
-                rows.append((number, length, self._measured(keyed, batch)))
+                rows.append((number, length, self._measured(keyed.batch(number), batch)))
             if len(rows) < rounds:
                 self._measured(keyed, next(iter(valid.all(task.eval_batch_size)))[0] if batch is None else batch)
         self.root.reshard()

@@ -6,6 +6,8 @@ squares around it, as one device would.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -30,6 +32,22 @@ def synchronize(model: nn.Module, together: Together | None) -> None:
             module.__dict__.pop("forward", None)
             if together is not None:
                 module.__dict__["forward"] = partial(_forward, module, together)
+
+
+@contextmanager
+def unsynchronized(model: nn.Module) -> Iterator[None]:
+    """Let each worker have batches of its own, as in validation: its BatchNorm modules are plain meanwhile."""
+    held = [(m.__dict__, m.__dict__.pop("forward")) for m in model.modules() if _synced(m)]
+    try:
+        yield
+    finally:
+        for attributes, forward in held:
+            attributes["forward"] = forward
+
+
+def _synced(module: nn.Module) -> bool:
+    forward = module.__dict__.get("forward")
+    return isinstance(forward, partial) and forward.func is _forward
 
 
 def _forward(module: Any, together: Together, x: Tensor) -> Tensor:
