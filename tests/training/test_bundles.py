@@ -572,6 +572,25 @@ def test_where_memory_is_too_short_for_a_faster_step_the_plain_one_goes_on(drive
     driven.assert_as_alone(0, 1, 2)
 
 
+def test_where_memory_is_too_short_beside_a_captured_step_that_goes_first(driven, faster, monkeypatch):
+    plain, ran_out = Fused._gradients, []
+
+    def short(fused, *given):
+        if fused.fast:
+            ran_out.append(len(fused.trials))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(fused, *given)
+
+    monkeypatch.setattr(Fused, "_gradients", short)
+    driven.place(*(driven.placement(trial, 3) for trial in range(3)))
+    driven.go_on()
+    assert ran_out, "the last batch of a unit is shorter"
+    recipe = driven.worker._recipes["signature"]
+    assert not recipe.capturable
+    assert recipe.size == 4, "no step is done in halves"
+    driven.assert_as_alone(0, 1, 2)
+
+
 def test_when_a_trial_leaves_the_faster_step_is_made_once_more(driven, faster):
     driven.place(*(driven.placement(trial, budget) for trial, budget in enumerate((2, 6, 6))))
     driven.go_on()

@@ -221,7 +221,7 @@ class Fused:
                 first += size
 
     def _train(self, first: int, last: int, batches: dict[Position, Any]) -> None:
-        """A step of some rows. Where memory runs out it is done in halves, from where it began."""
+        """A step of some rows. Where memory runs out it is done again with less, from where it began."""
         trials = self.trials[first:last]
         batch, shared = self._together(trials, batches)
         fast = self.fast.get(step_kind(last - first, shared, batch)) if self.fast else None
@@ -236,19 +236,29 @@ class Fused:
             return
         if whole:
             self.fast = {}  # made for trials that are no longer these: whether to make another is asked again
+        grads = None
         try:
             grads = self._gradients(first, last, batches, before)
         except Exception as error:
             self._put_back(first, last, before)
-            if last - first == 1 or not isinstance(error, torch.OutOfMemoryError):
+            if not isinstance(error, torch.OutOfMemoryError) or (last - first == 1 and not self.fast):
                 raise
-            torch.cuda.empty_cache()
-            self.recipe.size = half = (last - first + 1) // 2
-            for a in range(first, last, half):
-                self._train(a, min(a + half, last), batches)
+        if grads is None:  # the error is gone, and with it what it held
+            self._train_with_less(first, last, batches)
             return
         with _whole_or_torn():
             self._stack.update(first, last, grads, self.trials[0].task.clip_grad_norm)
+
+    def _train_with_less(self, first: int, last: int, batches: dict[Position, Any]) -> None:
+        """The same with less memory: without what a captured step holds, whether it runs or not, or else in halves."""
+        size = last - first
+        if self.fast:
+            self.fast, self.recipe.capturable = {}, False
+        else:
+            self.recipe.size = size = (size + 1) // 2
+        torch.cuda.empty_cache()
+        for a in range(first, last, size):
+            self._train(a, min(a + size, last), batches)
 
     def _whole(self, first: int, last: int, batch: Any, shared: bool) -> bool:
         """Whether this is the step that most steps are: of all trials, on a full batch."""
