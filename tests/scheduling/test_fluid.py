@@ -5,7 +5,8 @@ import math
 import pytest
 
 from penstock.curve import Curve
-from penstock.scheduling.base import Assignment, Demand, Holding, View, room
+from penstock.executors.base import Device
+from penstock.scheduling.base import Assignment, Demand, Holding, Scheduler, View, room
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
 from penstock.scheduling.speed import Speed
 from tests.contracts.schedulers import SchedulerContract
@@ -44,6 +45,13 @@ def test_resizing_closes_the_gap_that_the_papers_example_leaves() -> None:
     course = simulate(dynamic_fluid, TOY, 5, EVEN, moving=0.0)
     assert course.makespan == pytest.approx(10)
     assert [(one.share, one.start) for one in course.stretches if one.trial == 2] == [(1, 0), (2, pytest.approx(8))]
+
+
+@pytest.mark.parametrize("scheduler", [static_fluid, dynamic_fluid])
+def test_a_trial_that_few_devices_have_the_memory_for_is_given_those(scheduler: Scheduler) -> None:
+    devices = cluster(1, memory=40) | {"gpu 1": Device("gpu 1", "simulated", 80)}
+    made = scheduler(empty(devices), demands([SimulatedTrial(9, bytes=60)]), speed())
+    assert made == [Assignment(0, ("gpu 1",))]
 
 
 def test_without_moving_dynamic_is_static() -> None:

@@ -15,9 +15,10 @@ from penstock.scheduling.speed import Speed
 def static_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
     """Give trials that arrive shares of the idle devices in proportion to their runtimes: algorithm 1.
 
-    Those of a higher priority are placed first, then those with most resources, then the longest. What does not fit
-    waits, and is given new shares of what is idle then. Groups that wait at once divide the idle devices by weight;
-    what one of them leaves over goes to those that still wait.
+    Those of a higher priority are placed first, then those with most resources, then the longest. A trial for which
+    fewer devices have the memory is given fewer. What does not fit waits, and is given new shares of what is idle then.
+    Groups that wait at once divide the idle devices by weight; what one of them leaves over goes to those that still
+    wait.
     """
     return _arrive(view, demands, speed, {})
 
@@ -78,10 +79,14 @@ def _place(space: Space, demands: Sequence[Demand], speed: Speed, most: dict[int
     for demand in sorted(
         demands, key=lambda d: (-d.priority, -shares[d.trial], -d.units * speed.unit(d.trial), d.asked, d.trial)
     ):
-        devices = space.fit(shares[demand.trial], demand.bytes)
+        share = shares[demand.trial]
+        devices = space.fit(share, demand.bytes)
+        while not devices and share > 1:  # fewer than that have the memory for it
+            share -= 1
+            devices = space.fit(share, demand.bytes)
         if devices:
-            space.take(devices, shares[demand.trial], demand.bytes)
-            made.append(Assignment(demand.trial, devices, shares[demand.trial]))
+            space.take(devices, share, demand.bytes)
+            made.append(Assignment(demand.trial, devices, share))
     return made
 
 
