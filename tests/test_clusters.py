@@ -514,3 +514,16 @@ def test_all_devices_lost_for_good_is_an_error_and_not_a_hang():
 def test_ways_to_run_that_contradict_themselves(how, said):
     with pytest.raises(ps.StudyError, match=said):
         study(ps.Random(budget=1), 1).run(on=cluster(), progress=False, **how)
+
+
+def test_a_trial_that_moves_stays_on_its_type_of_device():
+    devices = [Device(f"gpu {i}", type, 2**40) for i, type in enumerate(["fast", "fast", "slow", "slow"])]
+    mixed = cluster(devices, speeds={"fast": 2, "slow": 0.5})
+    for name in ("profile", "s"):
+        result = study(ps.Random(budget=6), 4, name=name).run(on=mixed, progress=False)
+    types = {device.name: device.type for device in devices}
+    seen = {}
+    for row in result.timeline():
+        seen.setdefault(row.trial, []).append((row.start, types[row.device]))
+    assert any(len({start for start, _ in rows}) > 1 for rows in seen.values()), "somebody moved"
+    assert all(len({type for _, type in rows}) == 1 for rows in seen.values())

@@ -37,8 +37,9 @@ class Elastic(Engine):
 
     def stop(self, trial):
         """A trial does what it was told: it leaves, and waits again."""
+        place = self.placing.running[trial]
         self.placing.left(trial)
-        self.placing.queue(self.history.trials[trial], moved=True)
+        self.placing.queue(self.history.trials[trial], moved=place)
         self.placing.place()
 
     def measured(self, scaling):

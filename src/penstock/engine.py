@@ -189,7 +189,7 @@ class Engine:
             if event.state is not None and event.state not in (record.state, record.start):
                 self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
             if not self.ending:  # its bundle was too large, or it is to have other devices
-                self.placing.queue(record, moved=True)
+                self.placing.queue(record, moved=place)
         else:
             own = self.placing.blames(event.trial, died=event.died)
             self.placing.left(event.trial)

@@ -92,17 +92,24 @@ class Placing:
 
     # Who waits, who leaves, and which devices there are
 
-    def queue(self, record: TrialRecord, *, moved: bool = False) -> None:
+    def queue(self, record: TrialRecord, *, moved: Place | None = None) -> None:
         """A trial waits for devices; one that still leaves its bundle is queued when it has left.
 
-        One that is ``moved`` is to have what suits those that are there, whoever may follow.
+        One that is ``moved`` out of a bundle is to have what suits those that are there, whoever may follow, and
+        devices of the same type.
         """
         if record.number in self.running:
             return
         self.asked += 1
         units = record.granted - record.reported
         self.waiting[record.number] = Demand(
-            record.number, record.group, units, self.asked, record.priority, open=record.open and not moved
+            record.number,
+            record.group,
+            units,
+            self.asked,
+            record.priority,
+            open=record.open and moved is None,
+            type="" if moved is None or moved.devices[0] not in self.devices else self.devices[moved.devices[0]].type,
         )
         if self.pace.learns:
             self._new.add(record.number)

@@ -78,6 +78,16 @@ def test_a_trial_alone_goes_where_it_ends_first(scheduler: Scheduler) -> None:
 
 
 @ALL
+def test_a_trial_that_is_moved_stays_on_its_type_while_that_is_there(scheduler: Scheduler) -> None:
+    speed = known(slow=(3.0, UNKNOWN), fast=(1.0, UNKNOWN))
+    moved = [replace(demand, type="slow") for demand in demands(1)]
+    assert where(scheduler(view(cluster(slow=1, fast=1)), moved, speed)) == {0: ("slow", 1.0)}
+    assert where(
+        scheduler(view(cluster(other=1, fast=1)), moved, replace(speed, types={**speed.types, "other": speed}))
+    ) == {0: ("fast", 1.0)}
+
+
+@ALL
 def test_what_runs_on_a_type_counts(scheduler: Scheduler) -> None:
     busy = Holding(Demand(9, "g", 50), Assignment(9, ("fast 0",)))
     speed = known(slow=(3.0, UNKNOWN), fast=(1.0, UNKNOWN))

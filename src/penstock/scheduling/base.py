@@ -15,7 +15,8 @@ class Demand:
     """A trial that wants devices: ``units`` more units, asked for as part of ``group``.
 
     ``asked`` is one more with each asking. Of a group's trials, those of a higher ``priority`` go first. ``bytes`` is
-    the device memory that it takes, 0 where that is not known. ``open`` is its group, when others follow it.
+    the device memory that it takes, 0 where that is not known. ``open`` is its group, when others follow it. ``type``
+    is that of the devices which it has left to be moved.
     """
 
     trial: int
@@ -25,6 +26,7 @@ class Demand:
     priority: float = 0.0
     bytes: int = 0
     open: bool = False
+    type: str = ""
 
 
 @dataclass(frozen=True)

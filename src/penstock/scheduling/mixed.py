@@ -41,6 +41,7 @@ def by_type(scheduler: Scheduler) -> Scheduler:
 class _Part:
     """The devices of one type, what is known on them, and who is dealt to them."""
 
+    type: str
     view: View
     speed: Speed
     largest: int  # memory of a device
@@ -70,7 +71,7 @@ def _part(view: View, type: str, speed: Speed) -> _Part:
         for trial, one in running.items()
     )
     largest = max(device.memory for device in devices.values())
-    return _Part(View(devices, running, room, view.weights), speed, largest, load)
+    return _Part(type, View(devices, running, room, view.weights), speed, largest, load)
 
 
 def _deal(parts: Sequence[_Part], view: View, demands: Collection[Demand]) -> None:
@@ -81,10 +82,11 @@ def _deal(parts: Sequence[_Part], view: View, demands: Collection[Demand]) -> No
         return -demand.priority, -demand.units * min(part.speed.unit(demand.trial) for part in parts), demand.asked
 
     for demand in sorted(islice(demands, AHEAD + round(2 * slots)), key=order):
-        ends = [(*part.end(demand), i) for i, part in enumerate(parts) if part.largest >= demand.bytes]
-        if not ends:
+        able = [i for i, part in enumerate(parts) if part.largest >= demand.bytes]
+        if not able:
             refuse_impossible(view, [demand])
-        _, load, i = min(ends)
+        stays = [i for i in able if parts[i].type == demand.type]
+        _, load, i = min((*parts[i].end(demand), i) for i in stays or able)
         parts[i].load = load
         parts[i].demands.append(demand)
     for part in parts:
