@@ -235,9 +235,9 @@ def test_interrupted_by_ctrl_c_exits_with_130_and_resume_goes_on() -> None:
         "        pathlib.Path(f'{trial.config[\"x\"]}.seen').touch()\n"
         "        for unit",
     )
-    ran = subprocess.run([str(PENSTOCK), "run", str(file(code))], capture_output=True, text=True)
+    ran = subprocess.run([str(PENSTOCK), "run", str(file(code)), "--mixed-types"], capture_output=True, text=True)
     assert ran.returncode == 130, ran.stderr
-    assert "penstock resume train-1" in ran.stderr
+    assert "penstock resume train-1 --mixed-types\n" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert history(".penstock/train-1").ended == "interrupted"
     penstock("resume", "train-1")

@@ -527,3 +527,13 @@ def test_a_trial_that_moves_stays_on_its_type_of_device():
         seen.setdefault(row.trial, []).append((row.start, types[row.device]))
     assert any(len({start for start, _ in rows}) > 1 for rows in seen.values()), "somebody moved"
     assert all(len({type for _, type in rows}) == 1 for rows in seen.values())
+
+
+def test_what_is_printed_to_go_on_with_says_where_and_how(capsys):
+    def interrupts(config):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study(ps.Random(budget=2), 2, task=ps.TabulatedTask(interrupts)).run(on=cluster(3), scheduler="fifo")
+    said = "Interrupted; go on with: penstock resume s --on simulated --devices 3 --scheduler fifo\n"
+    assert capsys.readouterr().err == said

@@ -323,7 +323,7 @@ def test_ctrl_c_stops_at_the_next_step_and_everything_is_resumable(presses, tmp_
     events = log()
     assert [e.reason for e in events if isinstance(e, Ended)] == ["interrupted"]
     if presses == 1:
-        assert "go on with: penstock resume s" in first.stderr
+        assert "go on with: penstock resume s --sharing solo\n" in first.stderr
         saved = [e for e in events if type(e).__name__ == "Saved"]
         assert saved[-1].state.step == 10  # two calls of the dry batch, 18 of trial 0, and ten of trial 1
     second = subprocess.run([sys.executable, file], capture_output=True, text=True, env=env)

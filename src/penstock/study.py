@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import shlex
@@ -234,7 +235,8 @@ class Study:
                 if reason == "interrupted":
                     raise KeyboardInterrupt
             except KeyboardInterrupt:
-                self._say_how_to_resume(log.dir.name)
+                how = {"workers": workers, "weight": weight, "sharing": sharing, "scheduler": scheduler}
+                self._say_how_to_resume(log.dir.name, on, {**how, "growing": growing, "mixed_types": mixed_types})
                 raise
             finally:
                 executor.close()
@@ -389,9 +391,20 @@ class Study:
         with Progress(self.trials, stage_units(self.algorithm.stages(self.trials))) as progress:
             yield progress
 
-    def _say_how_to_resume(self, name: str) -> None:
-        where = "" if self.dir == Path(".penstock") else f" --dir {shlex.quote(str(self.dir))}"
-        print(f"Interrupted; go on with: penstock resume {shlex.quote(name)}{where}", file=sys.stderr)
+    def _say_how_to_resume(self, name: str, on: str | Simulated, how: Mapping[str, Any]) -> None:
+        """The whole command: the log keeps what is tuned, and not where and how it runs."""
+        words = ["penstock", "resume", name]
+        if self.dir != Path(".penstock"):
+            words += ["--dir", str(self.dir)]
+        if isinstance(on, Simulated):
+            words += ["--on", "simulated", "--devices", str(len(on.cluster()))]
+        elif on != "local":
+            words += ["--on", on]
+        usual = inspect.signature(self.run).parameters
+        for key, value in how.items():
+            if value != usual[key].default:
+                words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+        print(f"Interrupted; go on with: {shlex.join(words)}", file=sys.stderr)
 
 
 def tune(
