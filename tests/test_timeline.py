@@ -81,6 +81,15 @@ def test_a_trial_that_was_moved_without_a_word_stays_until_it_is_placed_again():
     assert spans(asked(0), placed(0, 1.0), placed(0, 6.0, 2), reported(0, 3, 8.0, 2)) == [(0, 1.0, 6.0), (0, 6.0, 8.0)]
 
 
+@pytest.mark.parametrize(("mode", "ends"), [("solo", [3.0, 3.0, 3.0]), ("fused", [6.0, 9.0, 7.0])])
+def test_a_trial_that_left_without_a_word_did_so_when_another_had_its_device_alone(mode, ends):
+    both = [asked(0), asked(1), placed(0, 1.0, mode=mode), placed(1, 3.0, mode=mode)]
+    for then, end in zip(
+        (placed(0, 6.0, 2, devices=("gpu 1",)), Ended("deadline", 9.0), reported(1, 1, 7.0)), ends, strict=True
+    ):
+        assert spans(*both, then)[0] == (0, 1.0, end)
+
+
 def test_a_state_saved_in_between_ends_nothing():
     assert spans(asked(0), placed(0, 1.0), saved(0, 1, 2.0), reported(0, 3, 8.0)) == [(0, 1.0, 8.0)]
 
@@ -101,12 +110,13 @@ def test_what_still_runs_when_the_study_ends_leaves_with_its_last_state_or_with_
 
 
 def test_what_still_runs_now_reaches_to_the_end_of_the_log():
-    there = [asked(0), asked(1), placed(0, 1.0), saved(0, 1, 2.0), placed(1, 3.0), reported(1, 1, 7.0)]
+    other = [asked(1), placed(1, 3.0, devices=("gpu 1",)), reported(1, 1, 7.0)]
+    there = [asked(0), placed(0, 1.0), saved(0, 1, 2.0), *other]
     assert spans(*there) == [(0, 1.0, 7.0), (1, 3.0, 7.0)]
 
 
 def test_a_study_that_was_killed_and_resumed_has_no_row_across_the_gap():
-    killed = [asked(0), asked(1), placed(0, 1.0), placed(1, 1.0), reported(1, 1, 4.0)]
+    killed = [asked(0), asked(1), placed(0, 1.0), placed(1, 1.0, devices=("gpu 1",)), reported(1, 1, 4.0)]
     resumed = [Opened({}, 4.0), placed(0, 5.0, 2), reported(0, 3, 8.0, 2), Ended("interrupted", 9.0)]
     again = [Opened({}, 9.0), placed(1, 9.5, 2), reported(1, 3, 11.0, 2), Ended("done", 11.0)]
     rows = spans(*killed, *resumed, *again)

@@ -50,6 +50,11 @@ class _Stay:
     budget: float
     end: float = math.nan
     last: Reported | Saved | None = None
+    until: float = math.inf  # when another was placed where only one can be
+
+    @property
+    def alone(self) -> bool:
+        return self.placed.mode in ("solo", "distributed")
 
 
 def timeline(events: Iterable[Event]) -> list[Row]:
@@ -58,7 +63,8 @@ def timeline(events: Iterable[Event]) -> list[Row]:
     A placement ends when its trial fails or has come to the budget granted. A trial that is placed again without
     either was stopped: it ended with the last thing said of it, or just then where nothing was. One that was still
     there when the study ended did so with the state that was saved for it, if that was the last thing said, or
-    else with the study. When a driver was killed, or still runs, its trials stay until the last line it wrote.
+    else with the study. When a driver was killed, or still runs, its trials stay until the last line it wrote. In no
+    case does one stay on a device where another was placed since and either is alone.
 
     >>> asked = Asked(0, {}, budget=2, group="g")
     >>> timeline([asked, Placed(0, 1, ("gpu 0",), "solo", None, 1.0), Ended("deadline", 4.0)])
@@ -66,6 +72,7 @@ def timeline(events: Iterable[Event]) -> list[Row]:
     """
     stays: list[_Stay] = []
     there: dict[int, _Stay] = {}
+    on: dict[str, list[_Stay]] = {}
     budgets: dict[int, int] = {}
     now = 0.0
     for event in events:
@@ -76,8 +83,14 @@ def timeline(events: Iterable[Event]) -> list[Row]:
             budgets[event.trial] = event.budget
         elif isinstance(event, Placed):
             if (before := there.pop(event.trial, None)) is not None:
-                before.end = event.clock if before.last is None else before.last.clock
+                before.end = min(event.clock, before.until) if before.last is None else before.last.clock
             stay = _Stay(event, budgets.get(event.trial, math.inf))
+            for device in event.devices:
+                beside = [other for other in on.get(device, ()) if math.isnan(other.end) and other.until == math.inf]
+                for other in beside:
+                    if other.alone or stay.alone:
+                        other.until = event.clock
+                on[device] = [*beside, stay]
             stays.append(stay)
             there[event.trial] = stay
         elif isinstance(event, Reported | Saved | Failed):
@@ -91,7 +104,7 @@ def timeline(events: Iterable[Event]) -> list[Row]:
                 one.last = event
         elif isinstance(event, Ended):
             for one in there.values():
-                one.end = one.last.clock if isinstance(one.last, Saved) else now
+                one.end = one.last.clock if isinstance(one.last, Saved) else min(now, one.until)
             there.clear()
     _leave(there, now)
     return [
@@ -199,7 +212,7 @@ def _seconds(spans: Iterable[Span]) -> float:
 
 def _leave(there: dict[int, _Stay], clock: float) -> None:
     for stay in there.values():
-        stay.end = clock
+        stay.end = min(clock, stay.until)
     there.clear()
 
 
