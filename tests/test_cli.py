@@ -331,6 +331,11 @@ def test_options_that_cannot_be(option: tuple[str, ...], said: str) -> None:
     assert not Path(".penstock").exists()
 
 
+def test_a_cluster_is_named_as_in_python() -> None:
+    said = penstock("run", file(FUNCTION), "--on", "ray?nonsense=1", code=1).stderr
+    assert 'a market of "spot" or "on-demand"' in said
+
+
 @pytest.mark.parametrize("command", [("resume",), ("show",), ("export", "--to", "csv"), ("dashboard",)])
 def test_unknown_names_are_answered_with_those_there_are(command: tuple[str, ...]) -> None:
     assert "penstock run FILE" in penstock(*command, "digits-1", code=2).stderr

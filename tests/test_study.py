@@ -1,5 +1,6 @@
 """Studies: what is refused, what goes on, and what comes back."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -229,6 +230,23 @@ def test_choices_of_any_object_survive_a_resume():
 
     run(train, space, trials=3)
     assert all(t.state == "finished" for t in run(train, space, trials=6).trials)
+
+
+def test_values_read_the_same_however_a_file_is_run():
+    made = "class Own: pass\nvalue = [Own, Own(), {'one', 'two', 'three', 'four'}, frozenset((2, 'b'))]"
+    code = "import sys; exec(sys.argv[1], space := {'__name__': sys.argv[2]}); "
+    code += "from penstock.events import plain; print(plain(space['value']))"
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", code, made, name],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for name, seed in (("__main__", "1"), ("penstock_file_tune", "2"))
+    ]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,8 @@ class Engine:
                 self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
             if not self.ending:  # its bundle was too large, or it is to have other devices
                 self.placing.queue(record, moved=True)
+        elif event.unwritten:
+            raise StudyError(event.error)
         else:
             own = self.placing.blames(event.trial, died=event.died)
             self.placing.left(event.trial)
