@@ -296,6 +296,18 @@ def test_a_result_has_what_a_user_looks_for():
     assert "4 trials" in repr(result)
 
 
+@pytest.mark.parametrize("sharing", ["solo", "fused"])
+def test_a_metric_is_averaged_over_the_batches_that_have_it(sharing):
+    class Rare(Blobs):
+        def metrics(self, model, batch, config):
+            full = {"full": torch.ones(())} if len(batch[0]) == self.eval_batch_size else {}
+            return {"loss": self.loss(model, batch, config), **full}
+
+    settings = {"metric": "loss", "mode": "min", "algorithm": ps.Random(budget=1), "trials": 2}
+    result = ps.tune(Rare(), {"lr": ps.loguniform(1e-3, 1e-1)}, sharing=sharing, **settings)
+    assert [trial.metrics["full"] for trial in result.trials] == [1.0, 1.0]
+
+
 def test_optunas_plots_of_a_result():
     result = run(space={"x": ps.uniform(0, 4), "y": ps.loguniform(0.1, 1)}, trials=8)
     seen = result.optuna_study()
