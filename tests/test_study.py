@@ -62,6 +62,8 @@ BAD = [
     (dict(space={"x": ps.grid([1, 2])}, algorithm=ps.Grid(budget=1), trials=3), "runs 2 trials, got trials=3"),
     (dict(space={"x": ps.uniform(0, 1)}, algorithm=ps.Grid(budget=1), trials=None), r"Grid cannot enumerate x"),
     (dict(space={}), "empty|nothing to tune"),
+    (dict(name=3), "name must be one folder's name"),
+    (dict(target="low"), "target must be a finite value of 'loss', got 'low'"),
     (dict(task=3), "Expected a penstock.Task or a function of one trial, got int"),
     (dict(task=Blobs), r"got the class Blobs: call it, as in Study\(Blobs\(\)"),
 ]

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -106,12 +107,12 @@ class Study:
             raise StudyError(f"seed must be a whole number, got {seed!r}.")
         if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
             raise StudyError(f"trials must be a whole number above 0, got {trials!r}.")
-        if name is not None and not re.fullmatch(r"[\w\-+=@ ][\w.\-+=@ ]*", name):
+        if name is not None and not (isinstance(name, str) and re.fullmatch(r"[\w\-+=@ ][\w.\-+=@ ]*", name)):
             raise StudyError(
                 f"name must be one folder's name of letters, digits, spaces and . - _ + = @, got {name!r}: "
                 "choose the folder above it with dir=."
             )
-        if target is not None and not math.isfinite(target):
+        if target is not None and not (isinstance(target, Real) and math.isfinite(target)):
             raise StudyError(f"target must be a finite value of {metric!r}, got {target!r}.")
         self.task = as_task(task)
         self.space = Space.of(space)
