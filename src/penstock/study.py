@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -392,7 +392,8 @@ class Study:
 
     def _say_how_to_resume(self, name: str) -> None:
         where = "" if self.dir == Path(".penstock") else f" --dir {shlex.quote(str(self.dir))}"
-        print(f"Interrupted; go on with: penstock resume {shlex.quote(name)}{where}", file=sys.stderr)
+        with suppress(OSError):
+            print(f"Interrupted; go on with: penstock resume {shlex.quote(name)}{where}", file=sys.stderr)
 
 
 def tune(
@@ -469,8 +470,9 @@ def _signals(interrupt: Callable[[], None]) -> Iterator[None]:
     def handle(number: int, frame: object) -> None:
         for one, old in before.items():
             signal.signal(one, signal.default_int_handler if one == signal.SIGINT else old)
-        print("Stopping at the next step, saving… (again to stop at once)", file=sys.stderr)
         interrupt()
+        with suppress(OSError):  # nobody looks any more
+            print("Stopping at the next step, saving… (again to stop at once)", file=sys.stderr)
 
     before = {one: signal.signal(one, handle) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
