@@ -331,6 +331,11 @@ def test_options_that_cannot_be(option: tuple[str, ...], said: str) -> None:
     assert not Path(".penstock").exists()
 
 
+def test_a_cluster_is_named_as_in_python() -> None:
+    said = penstock("run", file(FUNCTION), "--on", "ray?nonsense=1", code=1).stderr
+    assert 'a market of "spot" or "on-demand"' in said
+
+
 @pytest.mark.parametrize("command", [("resume",), ("show",), ("export", "--to", "csv"), ("dashboard",)])
 def test_unknown_names_are_answered_with_those_there_are(command: tuple[str, ...]) -> None:
     assert "penstock run FILE" in penstock(*command, "digits-1", code=2).stderr
@@ -429,8 +434,15 @@ def test_export_to_csv_and_tensorboard() -> None:
     assert len((study / "csv" / "curves.csv").read_text().splitlines()) == 8
     assert "tensorboard --logdir runs" in penstock("export", "digits-1", "--to", "tensorboard", "--out", "runs").stdout
     assert len(list(Path("runs").glob("trial-*/events*"))) == 5
+    assert "--logdir 'my runs'" in penstock("export", "digits-1", "--to", "tensorboard", "--out", "my runs").stdout
     assert "--to" in penstock("export", "digits-1", code=2).stderr
     assert "'csv'" in penstock("export", "digits-1", "--to", "excel", code=2).stderr
+
+
+def test_a_page_that_cannot_be_written_is_one_message() -> None:
+    write(Path(".penstock"), "digits-1", ended())
+    said = penstock("report", "digits-1", "--out", "nowhere/page.html", code=1).stderr
+    assert "Cannot write nowhere/page.html (No such file or directory): choose another file with --out." in said
 
 
 # dashboard, version, start

@@ -339,3 +339,18 @@ def test_sigterm_is_like_ctrl_c_once(tmp_path):
     first = subprocess.run([sys.executable, file, "30", "1"], capture_output=True, text=True, env=env)
     assert first.returncode in (-signal.SIGINT, 130, 1)
     assert [e.reason for e in log() if isinstance(e, Ended)] == ["interrupted"]
+
+
+@pytest.mark.parametrize("sharing", ["solo", "fused"])
+def test_a_full_disk_ends_the_study_and_not_its_trials(sharing, monkeypatch):
+    blobs = study(Blobs(), space={"lr": ps.loguniform(1e-3, 1)})
+
+    def full(self, name, content):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("penstock.states.Folder._write", full)
+        with pytest.raises(ps.StudyError, match=r"No space left on device\). Everything before is safe: make room"):
+            blobs.run(sharing=sharing)
+    assert not [event for event in log() if isinstance(event, FailedEvent)]
+    assert [trial.state for trial in blobs.run(sharing=sharing).trials] == ["finished"] * 4

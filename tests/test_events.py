@@ -53,6 +53,19 @@ def test_a_line_is_with_the_operating_system_before_append_returns(tmp_path):
     log.close()
 
 
+def test_a_line_that_only_half_of_could_be_written_does_not_spoil_the_next(tmp_path, monkeypatch):
+    log = Log.open(tmp_path / "s")
+    log.append(ALL[0])
+    with monkeypatch.context() as full:
+        write = os.write
+        full.setattr("penstock.events.os.write", lambda fd, line: write(fd, line[:9]))
+        with pytest.raises(ps.LogError, match="make room, then resume"):
+            log.append(ALL[1])
+    log.append(ALL[-1])  # there is room again
+    log.close()
+    assert list(read(log.path)) == [ALL[0], ALL[-1]]
+
+
 def test_no_line_waits_longer_than_a_second_for_its_sync(tmp_path, monkeypatch):
     clock, synced = [100.0], []
     monkeypatch.setattr("penstock.events.time.monotonic", lambda: clock[0])

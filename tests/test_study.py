@@ -1,5 +1,6 @@
 """Studies: what is refused, what goes on, and what comes back."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,8 @@ BAD = [
     (dict(space={"x": ps.grid([1, 2])}, algorithm=ps.Grid(budget=1), trials=3), "runs 2 trials, got trials=3"),
     (dict(space={"x": ps.uniform(0, 1)}, algorithm=ps.Grid(budget=1), trials=None), r"Grid cannot enumerate x"),
     (dict(space={}), "empty|nothing to tune"),
+    (dict(name=3), "name must be one folder's name"),
+    (dict(target="low"), "target must be a finite value of 'loss', got 'low'"),
     (dict(task=3), "Expected a penstock.Task or a function of one trial, got int"),
     (dict(task=Blobs), r"got the class Blobs: call it, as in Study\(Blobs\(\)"),
 ]
@@ -231,6 +234,23 @@ def test_choices_of_any_object_survive_a_resume():
     assert all(t.state == "finished" for t in run(train, space, trials=6).trials)
 
 
+def test_values_read_the_same_however_a_file_is_run():
+    made = "class Own: pass\nvalue = [Own, Own(), {'one', 'two', 'three', 'four'}, frozenset((2, 'b'))]"
+    code = "import sys; exec(sys.argv[1], space := {'__name__': sys.argv[2]}); "
+    code += "from penstock.events import plain; print(plain(space['value']))"
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", code, made, name],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for name, seed in (("__main__", "1"), ("penstock_file_tune", "2"))
+    ]
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -276,6 +296,18 @@ def test_a_result_has_what_a_user_looks_for():
     weights = torch.load(result.dir / "best.pt", weights_only=True)
     assert all(torch.equal(weights[k], v) for k, v in best.model().state_dict().items())
     assert "4 trials" in repr(result)
+
+
+@pytest.mark.parametrize("sharing", ["solo", "fused"])
+def test_a_metric_is_averaged_over_the_batches_that_have_it(sharing):
+    class Rare(Blobs):
+        def metrics(self, model, batch, config):
+            full = {"full": torch.ones(())} if len(batch[0]) == self.eval_batch_size else {}
+            return {"loss": self.loss(model, batch, config), **full}
+
+    settings = {"metric": "loss", "mode": "min", "algorithm": ps.Random(budget=1), "trials": 2}
+    result = ps.tune(Rare(), {"lr": ps.loguniform(1e-3, 1e-1)}, sharing=sharing, **settings)
+    assert [trial.metrics["full"] for trial in result.trials] == [1.0, 1.0]
 
 
 def test_optunas_plots_of_a_result():

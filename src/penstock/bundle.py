@@ -109,12 +109,16 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Failed:
-    """A trial left its bundle by an error. ``died``: its worker did, or its memory ran out, so a retry may help."""
+    """A trial left its bundle by an error. ``died``: its worker did, or its memory ran out, so a retry may help.
+
+    ``unwritten``: its state could not be written, which is no trial's fault, and ends the study until that is mended.
+    """
 
     trial: int
     attempt: int
     error: str
     died: bool = False
+    unwritten: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 the study failed, 2 bad usage, 130 interrupted.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -275,7 +276,8 @@ def export(
             typer.echo("\n".join(f"Wrote {path}" for path in write_csv(place, out)))
         else:
             runs = write_tensorboard(place, out)
-            typer.echo(f"Wrote {len(runs)} runs to {out}; look at them with: tensorboard --logdir {out}")
+            look = f"tensorboard --logdir {shlex.quote(str(out))}"
+            typer.echo(f"Wrote {len(runs)} runs to {out}; look at them with: {look}")
 
 
 @app.command()
@@ -334,7 +336,10 @@ def report(
         best = ranked(History.of(events))[:10]
         out = out or place / "report.html"
         page = study_page(place.name, events, [trial.row() for trial in best])
-        out.write_text(page, encoding="utf-8")
+        try:
+            out.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise StudyError(f"Cannot write {out} ({error.strerror}): choose another file with --out.") from None
     typer.echo(f"Wrote {out}")
 
 
@@ -391,7 +396,7 @@ def _apart(json: bool) -> Iterator[None]:
 
 def _place(study: Study, on: str, devices: int | None) -> str | Simulated:
     with _refused(BAD_USAGE):
-        if on not in ("local", "ray", "simulated") and not on.startswith("ray:"):
+        if on not in ("local", "ray", "simulated") and not on.startswith(("ray:", "ray?")):
             raise StudyError(f"--on must be local, ray, ray://host:port or simulated, got {on!r}.")
         if on == "simulated":
             from penstock.rehearsal import rehearsal

@@ -190,6 +190,8 @@ class Engine:
                 self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
             if not self.ending:  # its bundle was too large, or it is to have other devices
                 self.placing.queue(record, moved=place)
+        elif event.unwritten:
+            raise StudyError(event.error)
         else:
             own = self.placing.blames(event.trial, died=event.died)
             self.placing.left(event.trial)
@@ -211,7 +213,8 @@ class Engine:
     def _report(self, record: TrialRecord, report: Report) -> None:
         metric = self.history.metric
         if metric not in report.metrics:
-            raise StudyError(_unknown_metric(metric, tuple(report.metrics)))
+            said = _unknown_metric(metric, tuple(report.metrics))
+            raise StudyError(f"{said} That was trial {record.number}, unit {report.unit}: report it with every unit.")
         if "budget" in report.metrics:
             raise StudyError("A metric cannot be called 'budget', which is a curve's own column: give it another name.")
         if report.unit > record.reported:

@@ -159,10 +159,11 @@ _KINDS: dict[str, type] = {
 def plain(value: Any) -> Any:
     """What JSON keeps of a config's value: numbers, strings, lists and dicts as they are, anything else by its repr.
 
-    A repr's address is left out: it is another in every process.
+    What differs between two processes is left out of a repr: addresses, and what a study's own file is called, which
+    ``python FILE`` and ``penstock run FILE`` import under two names. A set is in order for the same reason.
 
-    >>> plain({"widths": (64, 32), "act": len})
-    {'widths': [64, 32], 'act': '<built-in function len>'}
+    >>> plain({"widths": (64, 32), "act": len, "layers": {"b", "a"}})
+    {'widths': [64, 32], 'act': '<built-in function len>', 'layers': ['a', 'b']}
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -170,7 +171,12 @@ def plain(value: Any) -> Any:
         return [plain(v) for v in value]
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    if isinstance(value, set | frozenset):
+        return sorted((plain(v) for v in value), key=repr)
+    return _PASSING.sub("", repr(value))
+
+
+_PASSING = re.compile(r" at 0x[0-9a-f]+|\b(__main__|penstock_file_\w+)\.")
 
 
 def encode(event: Event, number: int) -> str:
@@ -287,7 +293,8 @@ class Log:
         """Make an event durable before it takes effect."""
         line = (encode(event, self._lines) + "\n").encode()
         try:
-            if os.write(self._fd, line) < len(line):
+            if (written := os.write(self._fd, line)) < len(line):
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)  # the next line may find room again
                 raise OSError(0, "only part of a line could be written")
         except OSError as error:
             raise LogError(

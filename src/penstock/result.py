@@ -160,9 +160,10 @@ class Result:
         partial = path.with_suffix(".partial")
         try:
             torch.save(self.best.weights(), partial)
-        except PenstockError:  # its state was taken from the disk: all but the weights is still known
+            partial.replace(path)
+        except (PenstockError, OSError, RuntimeError):  # torch's own, where a disk is full: all else is still known
+            partial.unlink(missing_ok=True)
             return None
-        partial.replace(path)
         return path
 
     def __repr__(self) -> str:

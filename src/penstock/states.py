@@ -71,7 +71,7 @@ class States(ABC):
 
     @abstractmethod
     def write(self, name: str, content: bytes | memoryview) -> None:
-        """Write a state, whole before its name exists."""
+        """Write a state, whole before its name exists; a StudyError where that cannot be."""
 
     @abstractmethod
     def read(self, name: str) -> BinaryIO:
@@ -130,10 +130,13 @@ class Folder(States):
         The engine syncs those that take the place of an older one.
         """
         try:
-            self._write(name, content)
-        except FileNotFoundError:
-            self.dir.mkdir(parents=True, exist_ok=True)
-            self._write(name, content)
+            try:
+                self._write(name, content)
+            except FileNotFoundError:
+                self.dir.mkdir(parents=True, exist_ok=True)
+                self._write(name, content)
+        except OSError as error:
+            raise StudyError(_unreached(self, error)) from None
 
     def _write(self, name: str, content: bytes | memoryview) -> None:
         if len(content) <= FEW:  # of simulated trials, which write thousands
@@ -264,6 +267,8 @@ OTHERWISE = "choose another place with states= or --states."
 def _unreached(states: States, error: Exception) -> str:
     """One message for what file systems say in many ways."""
     place, said = f"Cannot reach the states in {states}", " ".join(str(error).split()) or type(error).__name__
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"There is no room for a state in {states} ({said}). Everything before is safe: make room, then resume."
     if isinstance(error, ImportError):
         return f"{place}, which needs a package that is not installed: {said}. Or {OTHERWISE}"
     if isinstance(error, ValueError) and said.startswith("Protocol not known"):

@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -107,12 +108,12 @@ class Study:
             raise StudyError(f"seed must be a whole number, got {seed!r}.")
         if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
             raise StudyError(f"trials must be a whole number above 0, got {trials!r}.")
-        if name is not None and not re.fullmatch(r"[\w\-+=@ ][\w.\-+=@ ]*", name):
+        if name is not None and not (isinstance(name, str) and re.fullmatch(r"[\w\-+=@ ][\w.\-+=@ ]*", name)):
             raise StudyError(
                 f"name must be one folder's name of letters, digits, spaces and . - _ + = @, got {name!r}: "
                 "choose the folder above it with dir=."
             )
-        if target is not None and not math.isfinite(target):
+        if target is not None and not (isinstance(target, Real) and math.isfinite(target)):
             raise StudyError(f"target must be a finite value of {metric!r}, got {target!r}.")
         self.task = as_task(task)
         self.space = Space.of(space)
@@ -404,7 +405,8 @@ class Study:
         for key, value in how.items():
             if value != usual[key].default:
                 words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
-        print(f"Interrupted; go on with: {shlex.join(words)}", file=sys.stderr)
+        with suppress(OSError):
+            print(f"Interrupted; go on with: {shlex.join(words)}", file=sys.stderr)
 
 
 def tune(
@@ -481,8 +483,9 @@ def _signals(interrupt: Callable[[], None]) -> Iterator[None]:
     def handle(number: int, frame: object) -> None:
         for one, old in before.items():
             signal.signal(one, signal.default_int_handler if one == signal.SIGINT else old)
-        print("Stopping at the next step, saving… (again to stop at once)", file=sys.stderr)
         interrupt()
+        with suppress(OSError):  # nobody looks any more
+            print("Stopping at the next step, saving… (again to stop at once)", file=sys.stderr)
 
     before = {one: signal.signal(one, handle) for one in (signal.SIGINT, signal.SIGTERM)}
     try:

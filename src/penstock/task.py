@@ -68,7 +68,10 @@ class Task:
         raise TaskError(f"{type(self).__name__} must define loss(self, model, batch, config): return a scalar tensor.")
 
     def metrics(self, model: nn.Module, batch: Any, config: Config) -> Mapping[str, Any]:
-        """Scalars for one validation batch; averaged over batches by their length. The loss unless you define it."""
+        """Scalars for one validation batch; each averaged over the batches that have it, by their length.
+
+        The loss unless you define it.
+        """
         return {"loss": self.loss(model, batch, config)}
 
 

@@ -52,6 +52,19 @@ def last_block(console: Console) -> list[str]:
     return lines[max(i for i, line in enumerate(lines) if "accuracy max" in line) :]
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error")])
+@pytest.mark.parametrize("live", [True, False])
+def test_a_reader_that_goes_ends_no_study(clock: Clock, error: OSError, live: bool) -> None:
+    class Closed(StringIO):
+        def write(self, text: str) -> int:
+            raise error
+
+    with Progress(5, console=module.Lasting(file=Closed(), force_terminal=live, width=80)) as progress:
+        progress(history())
+        clock.now += 10
+        progress(history())
+
+
 def test_a_live_block_shows_bar_best_states_speed_and_time(clock: Clock) -> None:
     console = terminal()
     with Progress(5, console=console) as progress:

@@ -63,6 +63,17 @@ class Residual(nn.Module):
         return x + self.inner(x)
 
 
+class Tempered(nn.Module):
+    """A parameter without dimensions, as a learned temperature is."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.2))
+
+    def forward(self, x):
+        return x * self.scale
+
+
 class Dropped(nn.Module):
     """F.dropout with the rate of a module that it keeps for nothing else."""
 
@@ -218,6 +229,11 @@ def elu(shape, pick, own):
 @block("any")
 def prelu(shape, pick, own):
     return nn.PReLU(shape[0] if pick([True, False]) else 1), shape
+
+
+@block("any")
+def temperature(shape, pick, own):
+    return Tempered(), shape
 
 
 @block("any")

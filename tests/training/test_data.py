@@ -1,8 +1,9 @@
 """A task's data: loaded once, in the study's order, on the device."""
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import penstock as ps
 from penstock.training.data import DataCache, DatasetSource, ReadConfig, TensorSource
@@ -17,6 +18,14 @@ def source(data, role="train", seed=0):
             return (data, blobs()) if role == "train" else (blobs(), data)
 
     return getattr(DataCache(Given(), seed, CPU).get({}), role)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(zip(*blobs(), strict=True))
+
+    def __len__(self):
+        return 9
 
 
 def test_data_is_loaded_once_for_configs_that_read_the_same():
@@ -42,12 +51,31 @@ def test_a_value_that_was_looked_for_and_absent_counts_as_read():
 
 
 @pytest.mark.parametrize(
-    "read", [dict, lambda c: {**c}, lambda c: list(c.items()), lambda c: list(c), lambda c: sorted(c.values())]
+    "read",
+    [
+        dict,
+        lambda c: {**c},
+        lambda c: list(c.items()),
+        lambda c: list(c),
+        lambda c: sorted(c.values()),
+        lambda c: (c.pop("a"), c.pop("b", 0)),
+        lambda c: (c.setdefault("a", 5), c.setdefault("b")),
+    ],
 )
 def test_reading_all_of_a_config_is_noticed(read):
     config = ReadConfig({"a": 1, "b": 2})
     read(config)
     assert config.read == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, lambda values: (np.array(values), 1)])
+def test_values_that_are_compared_element_by_element(kind):
+    cache = DataCache(
+        type("T", (Blobs,), {"data": lambda self, c: (blobs(), blobs()) if "mask" in c else None})(), 0, CPU
+    )
+    first = cache.get({"mask": kind([1, 0])})
+    assert cache.get({"mask": kind([1, 0])}) is first
+    assert cache.get({"mask": kind([1, 1])}) is not first
 
 
 def test_an_epoch_is_gathered_once_and_again_only_where_a_task_changed_it():
@@ -129,6 +157,9 @@ def test_worker_processes_of_the_loader_give_the_same_stream():
         ((blobs(), (torch.zeros(0, 6), torch.zeros(0))), "validation data of T.data has length 0"),
         ((Rows(torch.zeros(0, 6), []), blobs()), "training data of T.data has length 0"),
         ((blobs(), (torch.zeros(3, 6), torch.zeros(2))), r"one length, got \[3, 2\]"),
+        (({"x": blobs()[0]}, blobs()), "map-style dataset .*, got a dict"),
+        ((tuple(one.numpy() for one in blobs()), blobs()), r"got a tuple of 2 \(ndarray\): make tensors of arrays"),
+        ((Endless(), blobs()), "got a Endless: "),
         ((iter([1, 2]), blobs()), "map-style dataset .with __len__ and __getitem__., got a list_iterator"),
     ],
 )

@@ -3,6 +3,7 @@
 import random
 import re
 import socket
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -258,3 +259,9 @@ class Positions(nn.Linear):
 )
 def test_what_is_never_spread(gangs, task, why):
     assert re.search(why, check(gangs, task, {"lr": 0.1}, 2) or "")
+
+
+def test_a_metric_is_averaged_over_the_batches_that_have_it():
+    parts = [[(0, 4, {"loss": 1.0, "rare": 5.0})], [(1, 2, {"loss": 4.0})]]
+    run = SimpleNamespace(gang=SimpleNamespace(gather=lambda rows: parts))
+    assert Distributed.averaged(run, parts[0]) == {"loss": 2.0, "rare": 5.0}

@@ -1,7 +1,9 @@
 """Function tasks: the user's own loop."""
 
 import random
+import sys
 
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -146,7 +148,28 @@ def test_a_metric_that_is_no_number():
 
 def test_a_state_that_no_checkpoint_can_hold_fails_the_trial():
     result = study(lambda trial: [trial.report(i + 1, state=object(), loss=1.0) for i in range(9)]).run(progress=False)
-    assert "cannot be kept in a checkpoint" in result.trials[0].error
+    assert "The last state of trial 0 cannot be kept in a checkpoint" in result.trials[0].error
+    assert "said: it holds a object" in result.trials[0].error
+
+
+def test_a_state_that_cannot_be_read_back_says_what_it_holds():
+    def train(trial):
+        for unit in (1, 2, 3):
+            trial.report(unit, state={"best": None if unit == 1 else np.float32(1)}, loss=float(trial.number))
+
+    result = study(train, algorithm=ps.SuccessiveHalving(max_budget=3, reduction=2), trials=4).run(progress=False)
+    assert "multiarray.scalar): expected the" in result.trials[0].error
+
+
+def test_an_exit_is_one_trials_end():
+    def train(trial):
+        if trial.number == 0:
+            sys.exit(3)
+        trial.report(np.int64(1), loss=1.0)
+
+    result = study(train).run(progress=False)
+    assert "ended by sys.exit(3)" in result.trials[0].error
+    assert result.trials[1].state == "finished"
 
 
 def test_an_error_keeps_its_traceback_and_the_study_goes_on():

@@ -35,6 +35,19 @@ STATES: dict[Status, str] = {
 }
 
 
+class Lasting(Console):
+    """A console whose reader may go, as a terminal that is closed does: that ends no study, so it falls silent."""
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Progress:
     """Shows how far a study has come.
 
@@ -50,7 +63,7 @@ class Progress:
 
     def __init__(self, trials: int | None, stages_units: int | None = None, console: Console | None = None) -> None:
         if console is None:  # FORCE_COLOR makes rich take a file for a terminal, where redrawing is of no use
-            console = Console(stderr=True, force_interactive=None if sys.stderr.isatty() else False)
+            console = Lasting(stderr=True, force_interactive=None if sys.stderr.isatty() else False)
         self.trials, self.units, self.console = trials, stages_units, console
         self._history: History | None = None
         self._began: tuple[float, int] | None = None  # clock and units when this driver took the study up

@@ -181,7 +181,7 @@ def how_to_go_on(facts: dict[str, Any], config: Config) -> Text:
         text.append("The trained model is in ").append(facts["model"], style="bold").append("; to load it:\n")
         lines = [f"model = study.task.model({config!r})", f"model.load_state_dict(torch.load({facts['model']!r}))"]
         if facts["file"]:
-            lines.insert(0, f"import torch; from {Path(facts['file']).stem} import study")
+            lines.insert(0, f"import torch; {_import(Path(facts['file']))}")
         text.append("".join(f"    {line}\n" for line in lines) + "\n", style="cyan")
     dir, name = Path(facts["dir"]).parent, shlex.quote(facts["name"])
     where = "" if dir == Path(".penstock") else f" --dir {shlex.quote(str(dir))}"
@@ -212,6 +212,17 @@ def spark(values: Sequence[float], low: float, high: float, width: int = 40) -> 
         values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
     span = (high - low) or 1.0
     return "".join(BARS[round((v - low) / span * 7)] if low <= v <= high else "×" for v in values)
+
+
+def _import(file: Path) -> str:
+    """The line that gives a file's study; a file whose name is no module's is run.
+
+    >>> _import(Path("tune.py")), _import(Path("my-tune.py"))
+    ('from tune import study', "import runpy; study = runpy.run_path('my-tune.py')['study']")
+    """
+    if file.stem.isidentifier():
+        return f"from {file.stem} import study"
+    return f"import runpy; study = runpy.run_path({str(file)!r})['study']"
 
 
 def _table() -> Table:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Placement, Saved, Stopped, WorkerEvent
-from penstock.errors import TaskError
+from penstock.errors import StudyError, TaskError
 from penstock.trial import Report, StateRef, Usage
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ class Solo(OneTrial):
             yield from self._train(1)
         except Exception as error:
             self._over = True
-            trial, attempt = self.placement.trial, self.placement.attempt
-            yield Failed(trial, attempt, explain(error), died=out_of_memory(error))
+            yield failed(self.placement, error)
 
     def _train(self, parts: int) -> Events:
         """Train, with each batch in so many parts; where memory runs out, again from the last state with more."""
@@ -235,7 +234,7 @@ class FusedRun(Run):
                     saved = time.perf_counter()
                 yield None
         except Exception as error:  # nothing of ours should come here; the trials are told rather than lost
-            yield from self._give_up(error, died=False)
+            yield from self._give_up(error)
 
     # Coming and going
 
@@ -253,7 +252,7 @@ class FusedRun(Run):
             try:
                 training = self.worker.begin(placement)
             except Exception as error:
-                yield Failed(placement.trial, placement.attempt, explain(error), died=out_of_memory(error))
+                yield failed(placement, error)
                 continue
             self.members.append(Member(placement, training, placement.state, training.step))
         if entering and self.fused.recipe.size is None and self.measuring is None and len(self.members) > 1:
@@ -272,7 +271,7 @@ class FusedRun(Run):
         self.members.remove(member)
         p, there = member.placement, len(self.fused.trials)
         if not there or member.training.step != (0 if p.state is None else p.state.step):
-            yield Failed(p.trial, p.attempt, explain(error), died=True)
+            yield failed(p, error)
             return
         yield self._told(there, {}, None, _no_memory(there))
         yield Stopped(p.trial, p.attempt, p.state)
@@ -300,11 +299,10 @@ class FusedRun(Run):
             member = self.members.pop(0)
             yield Stopped(member.placement.trial, member.placement.attempt, member.state)
 
-    def _give_up(self, error: Exception, *, died: bool) -> Events:
+    def _give_up(self, error: Exception, *, died: bool = False) -> Events:
         """Nobody can go on from here; whoever ``died`` goes on from its last state."""
         while self.members:
-            placement = self.members.pop().placement
-            yield Failed(placement.trial, placement.attempt, explain(error), died=died)
+            yield replace(failed(self.members.pop().placement, error), died=died)
 
     def _one_by_one(self) -> Events:
         """After an error, each trial takes its step alone, so that it is known whose error it is."""
@@ -338,8 +336,7 @@ class FusedRun(Run):
     def _fail(self, trial: Any, error: Exception) -> Failed:
         member = self._member(trial)
         self.members.remove(member)
-        p = member.placement
-        return Failed(p.trial, p.attempt, explain(error), died=out_of_memory(error))
+        return failed(member.placement, error)
 
     # Measuring
 
@@ -364,9 +361,8 @@ class FusedRun(Run):
                     raise error
             except Exception as error:
                 self.members.remove(first)
-                p = first.placement
                 self.measuring = None
-                yield Failed(p.trial, p.attempt, explain(error), died=out_of_memory(error))
+                yield failed(first.placement, error)
                 if len(self.members) > 1:
                     yield from self._measure_alone()
                 return
@@ -453,9 +449,15 @@ def _key(placement: Placement) -> tuple[int, int]:
     return placement.trial, placement.attempt
 
 
+def failed(placement: Placement, error: Exception) -> Failed:
+    """What is told of a trial that an error ended."""
+    said, unwritten = explain(error), isinstance(error, StudyError)
+    return Failed(placement.trial, placement.attempt, said, died=out_of_memory(error), unwritten=unwritten)
+
+
 def explain(error: Exception) -> str:
     """An error as text: its message alone where that says all."""
-    if isinstance(error, TaskError):
+    if isinstance(error, TaskError | StudyError):
         return str(error)
     return "".join(traceback.format_exception(error)).strip()
 

@@ -7,6 +7,7 @@ scheduler as their ``state_dict`` gives them, the position in the data, and the 
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ def load(states: States | Path | str, ref: StateRef) -> State:
             state: State = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise TaskError(
-            f"The state {states.where(ref.file)} cannot be read ({type(error).__name__}: {error}): expected the "
-            f"{ref.bytes} bytes that the log names. Restore the file, or start the study under another name."
+            f"The state {states.where(ref.file)} cannot be read ({type(error).__name__}: {_why(error)}): expected the "
+            f"{ref.bytes} bytes that the log names, and in them tensors, numbers, strings and containers of them. "
+            "Restore the file, or start the study under another name."
         ) from None
     return state
 
@@ -60,5 +62,11 @@ def _fault(value: object) -> str | None:
         buffer.seek(0)
         torch.load(buffer, weights_only=True)
     except Exception as error:
-        return str(error).strip().splitlines()[0]
+        return _why(error)
     return None
+
+
+def _why(error: Exception) -> str:
+    """The part of torch's message that is about the state."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return f"it holds a {found[1]}" if found else str(error).strip().splitlines()[0]

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from penstock.errors import TaskError
 from penstock.seeds import key
 from penstock.task import Task, task_name
 from penstock.training.randomness import own_randomness, seed_everything
+from penstock.training.signature import compared
 from penstock.trial import Config
 
 GATHERED = 2**24  # bytes of shuffled rows that are made at a time
@@ -212,7 +213,7 @@ class DataCache:
 
     def get(self, config: Config) -> Data:
         for read, data in self.loaded:
-            if all(config.get(name, ABSENT) == value for name, value in read.items()):
+            if all(_same(config.get(name, ABSENT), value) for name, value in read.items()):
                 return data
         recorded = ReadConfig(config)
         with own_randomness():
@@ -236,6 +237,8 @@ class DataCache:
         if isinstance(data, torch.Tensor):
             data = (data,)
         name = task_name(self.task)
+        columns = isinstance(data, Mapping) and 0 not in data  # and no samples, as those below are
+        columns |= isinstance(data, tuple) and any(hasattr(t, "shape") for t in data)
         if isinstance(data, tuple | list) and data and all(isinstance(t, torch.Tensor) for t in data):
             lengths = [len(t) if t.ndim else 0 for t in data]
             if len(set(lengths)) > 1:
@@ -243,12 +246,17 @@ class DataCache:
                     f"The {role} tensors of {name}.data must have one length, got {lengths}: a row of each is a sample."
                 )
             source: Source = TensorSource(tuple(data), self.seed, self.device)
-        elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        elif (
+            hasattr(data, "__len__")
+            and hasattr(data, "__getitem__")
+            and not (columns or isinstance(data, IterableDataset))
+        ):
             source = DatasetSource(data, self.seed, self.device, self.task.loader)
         else:
             raise TaskError(
                 f"The {role} data of {name}.data must be a tuple of tensors or a map-style dataset "
-                f"(with __len__ and __getitem__), got {_kind(data)}."
+                f"(with __len__ and __getitem__), got {_kind(data)}: make tensors of arrays, and "
+                "leave batches to Penstock."
             )
         if source.length == 0:
             raise TaskError(f"The {role} data of {name}.data has length 0: expected at least one sample.")
@@ -272,21 +280,27 @@ class ReadConfig(Config):
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
-        self.read[name] = value
+        self.read.setdefault(name, value)
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if self.__contains__(name) else default
 
     def __contains__(self, name: object) -> bool:
-        if not super().__contains__(name):
-            self.read[str(name)] = ABSENT
-            return False
-        self.read[str(name)] = super().__getitem__(str(name))
-        return True
+        there = super().__contains__(name)
+        self.read.setdefault(str(name), super().__getitem__(str(name)) if there else ABSENT)
+        return there
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.get(name)
+        return super().pop(name, *default)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else super().setdefault(name, default)
 
     def __iter__(self) -> Iterator[str]:
-        self.read.update({name: super(ReadConfig, self).__getitem__(name) for name in super().__iter__()})
+        for name in super().__iter__():
+            self.get(name)
         return super().__iter__()
 
     def keys(self) -> Any:
@@ -300,6 +314,13 @@ class ReadConfig(Config):
     def items(self) -> Any:
         iter(self)
         return super().items()
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (ValueError, RuntimeError):  # arrays and tensors, which are compared element by element
+        return compared(one) == compared(other)
 
 
 def _fits(size: int, device: torch.device) -> bool:
@@ -323,5 +344,6 @@ def _to(batch: Any, device: torch.device) -> Any:
 
 def _kind(value: Any) -> str:
     if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)}"
+        kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in value))
+        return f"a {type(value).__name__} of {len(value)} ({kinds})"
     return f"a {type(value).__name__}"

@@ -7,6 +7,7 @@ one device, to rounding. What makes that untrue (a loss that is no mean over sam
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -173,11 +174,12 @@ class Distributed(Training):
 
     def averaged(self, rows: list[tuple[int, int, dict[str, float]]]) -> dict[str, float]:
         """The metrics of all workers' batches: numbers, lengths and values."""
-        sums: dict[str, float] = {}
+        sums, lengths = dict[str, float](), Counter[str]()
         for _, length, values in sorted(row for part in self.gang.gather(rows) for row in part):
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + value * length
-        return {name: value / self.data.valid.length for name, value in sums.items()}
+                lengths[name] += length
+        return {name: value / lengths[name] for name, value in sums.items()}
 
     def told_state(self) -> State | None:
         """The state, for the first worker; all are asked at once."""

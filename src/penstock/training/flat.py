@@ -36,7 +36,7 @@ class Flat:
     def views(self, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """The parts of some rows, by parameter."""
         for name, shape, start in zip(self.names, self.shapes, self.starts, strict=True):
-            yield name, tensor[..., start : start + shape.numel()].view(*tensor.shape[:-1], *shape)
+            yield name, tensor[..., start : start + shape.numel()].view((*tensor.shape[:-1], *shape))
 
     def lengths(self) -> Iterator[tuple[int, int]]:
         """How many numbers each parameter has, and how many lie between it and the next."""

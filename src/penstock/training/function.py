@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
+from numbers import Integral
 from typing import Any
 
 from penstock.errors import Paused, TaskError
@@ -106,6 +107,8 @@ class FunctionRun:
             self.task.function(trial)
         except Paused:
             pass
+        except SystemExit as error:  # an end of the program to whoever wrote it, of one trial to the study
+            self._error = TaskError(f"The function ended by sys.exit({error.code!r}): return, or raise an exception.")
         except BaseException as error:
             self._error = error
         self._over = True
@@ -116,7 +119,7 @@ class FunctionRun:
         if self._paused:
             raise Paused
         expected = f"from 1 to {self.unit + 1}" if self._first else str(self.unit + 1)
-        if isinstance(step, bool) or not isinstance(step, int) or step < 1 or step > self.unit + 1:
+        if isinstance(step, bool) or not isinstance(step, Integral) or step < 1 or step > self.unit + 1:
             raise TaskError(
                 f"trial.report expected step {expected} after {self.unit} reported units, got {step!r}: "
                 "report every unit once, counting from 1 (go on from trial.state where there is one)."
@@ -124,7 +127,7 @@ class FunctionRun:
         if not self._first and step != self.unit + 1:
             raise TaskError(f"trial.report expected step {expected}, got {step}: report every unit once, in order.")
         self._metrics = {name: _number(name, value) for name, value in metrics.items()}
-        self._first, self.unit, self.step, self._kept = False, step, step, state
+        self._first, self.unit, self.step, self._kept = False, int(step), int(step), state
         self._skipped = self._skipped or state is None
         self._turn_of_worker.release()
         self._turn_of_function.acquire()

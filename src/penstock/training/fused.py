@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -407,14 +408,15 @@ class Fused:
                 own = self.trials[first:last]
                 keys = self._keys(own, 1)
                 numbers = way.numbers(first, last, self._stack.device)
-                sums: dict[str, torch.Tensor] = {}
+                sums, lengths = dict[str, torch.Tensor](), Counter[str]()
                 with own[0].autocast():
                     for batch, length in valid.all(task.eval_batch_size):
                         values = way.run(task.metrics, params, buffers, batch, True, keys, numbers)
                         for name, value in values.items():
                             number = torch.as_tensor(value).to(torch.float64).expand(last - first) * length
                             sums[name] = sums[name] + number if name in sums else number
-                columns = {name: (total / valid.length).tolist() for name, total in sums.items()}
+                            lengths[name] += length
+                columns = {name: (total / lengths[name]).tolist() for name, total in sums.items()}
                 for i, trial in enumerate(own):
                     made[id(trial)] = {name: column[i] for name, column in columns.items()}
         return [made[id(trial)] for trial in trials]

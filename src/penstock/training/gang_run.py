@@ -8,10 +8,10 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Parted, Saved, Stopped, WorkerEvent
+from penstock.bundle import Bundle, Finished, Gathering, Measured, Parted, Saved, Stopped, WorkerEvent
 from penstock.curve import doublings
 from penstock.task import cannot_share, shards
-from penstock.training.bundles import SAVING, Events, OneTrial, explain, out_of_memory
+from penstock.training.bundles import SAVING, Events, OneTrial, explain, failed, out_of_memory
 from penstock.trial import Report, StateRef, Usage
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class GangRun(OneTrial):
             yield Stopped(trial, attempt, self._state)
         else:
             died = out_of_memory(error) or isinstance(error, Torn | Apart)
-            yield Failed(trial, attempt, explain(error), died=died)
+            yield replace(failed(self.placement, error), died=died)
 
     def _save(self, run: Distributed) -> float:
         if (state := run.told_state()) is not None:

@@ -7,6 +7,7 @@ is stopped at any step and continued in another process goes on as if it had nev
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -239,9 +240,9 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """The task's metrics over the validation data, averaged by batch length."""
+        """The task's metrics over the validation data: each averaged over the batches that have it, by their length."""
         self.model.eval()
-        sums: dict[str, Any] = {}
+        sums, lengths = dict[str, Any](), Counter[str]()
         on_cpu = self.device.type == "cpu"
         keyed = self.eval_randomness.at(self.seed ^ 1, self.step)
         with self.autocast():
@@ -252,7 +253,8 @@ class Training:
                     # Sums stay on an accelerator until the last batch, so that no batch waits for them.
                     mean = float(value) if on_cpu else torch.as_tensor(value, dtype=torch.float64)
                     sums[name] = sums.get(name, 0.0) + mean * length
-        return {name: float(value) / self.data.valid.length for name, value in sums.items()}
+                    lengths[name] += length
+        return {name: float(value) / lengths[name] for name, value in sums.items()}
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision that the task's forward runs in."""

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -137,6 +138,9 @@ def compared(value: Any) -> str:
         data = value.detach().cpu().contiguous()
         content = hashlib.blake2b(bytes(data.reshape(-1).view(torch.uint8).numpy()), digest_size=12)
         return f"tensor {value.dtype} {tuple(value.shape)} {content.hexdigest()}"
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        content = hashlib.blake2b(value.tobytes(), digest_size=12)
+        return f"array {value.dtype} {value.shape} {content.hexdigest()}"
     if isinstance(value, functools.partial):
         return f"partial({compared(value.func)}, {compared(value.args)}, {compared(value.keywords)})"
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType):

@@ -179,7 +179,7 @@ class Worker:
 
         began = time.perf_counter()
         if isinstance(self.job.task, FunctionTask) and not self._checked:
-            check_loadable({"state": state["state"]}, f"trial {placement.trial}")
+            check_loadable({"last": state["state"]}, f"trial {placement.trial}")
             self._checked = True
         name = f"{placement.trial:06d}-{placement.attempt}-{state['step']}.pt"
         ref = save(state, self.job.states, name)
