@@ -391,7 +391,7 @@ def _apart(json: bool) -> Iterator[None]:
 
 def _place(study: Study, on: str, devices: int | None) -> str | Simulated:
     with _refused(BAD_USAGE):
-        if on not in ("local", "ray", "simulated") and not on.startswith("ray:"):
+        if on not in ("local", "ray", "simulated") and not on.startswith(("ray:", "ray?")):
             raise StudyError(f"--on must be local, ray, ray://host:port or simulated, got {on!r}.")
         if on == "simulated":
             from penstock.rehearsal import rehearsal

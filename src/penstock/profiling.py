@@ -57,7 +57,7 @@ def count_workers(study: Study, on: str, workers: int | None) -> int | None:
         raise StudyError(f"The trials of {name} are looked up and not trained: there is nothing to measure.")
     if shards(study.task) > 1:
         raise StudyError(f"{name} has shards = {shards(study.task)}: its trials have no other number of devices.")
-    if on != "local" and on != "ray" and not on.startswith("ray:"):
+    if on != "local" and on != "ray" and not on.startswith(("ray:", "ray?")):
         raise StudyError(f"--on must be local, ray or ray://host:port, where devices can be measured, got {on!r}.")
     if workers == 1:
         raise StudyError("Expected several devices, got --workers 1: leave it out for all, or give 2 or more.")
