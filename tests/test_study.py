@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import optuna
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 import penstock as ps
 from penstock.events import Asked, Opened, Reported, read
-from penstock.study import seconds
+from penstock.study import _code, seconds
 from tests.tasks import Blobs, trivial
 
 SPACE = {"x": ps.uniform(0, 4)}
@@ -338,3 +339,15 @@ def test_every_public_name_resolves_and_has_a_docstring():
         assert getattr(ps, name).__doc__, name
     with pytest.raises(AttributeError, match="has no attribute 'Asha'; it has ASHA"):
         _ = ps.Asha
+
+
+def test_the_code_of_a_file_is_its_folder_or_that_of_the_package_it_runs_in(monkeypatch):
+    file = Path("package/inner/tuned.py").absolute()
+    assert _code(file) == file.parent
+    main = ModuleType("__main__")
+    main.__file__, main.__package__ = str(file), "package.inner"
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert _code(file) == Path.cwd()
+    assert _code(file.with_name("other.py")) == file.parent
+    monkeypatch.setattr(main, "__package__", "elsewhere")
+    assert _code(file) == file.parent
