@@ -249,6 +249,12 @@ def test_another_version_on_a_node(address, whole, tmp_path, monkeypatch):
         RayExecutor(Job(as_task(descend), 0, "loss", "min", tmp_path), address, workers=1)
 
 
+def test_a_driver_with_another_version_of_ray():
+    mismatch = "Version mismatch: The cluster was started with:\n    Ray: 2.60.0\nThis process with:\n    Ray: 2.1.0\n"
+    said = ray_cluster._cannot_join("head:6379", None, RuntimeError(mismatch))
+    assert "started with: Ray: 2.60.0 This process with: Ray: 2.1.0 Expected the same versions" in said
+
+
 def test_states_that_workers_cannot_reach(address, whole, tmp_path):
     with pytest.raises(ps.StudyError, match=r"A worker could not start on .*:\nCannot .* nosuch://bucket"):
         RayExecutor(Job(as_task(descend), 0, "loss", "min", "nosuch://bucket"), address, workers=1)

@@ -232,8 +232,8 @@ def _cannot_join(address: str, folder: Path | None, error: Exception) -> str:
     said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "ersion" in said:
         return (
-            f"The Ray cluster at {address} cannot be joined: {said}. Expected the same versions of Python and Ray on "
-            "the driver and all nodes."
+            f"The Ray cluster at {address} cannot be joined. {' '.join(str(error).split())} Expected the same versions "
+            "of Python and Ray on the driver and all nodes."
         )
     if "working_dir" in str(error) or "exceeds" in str(error):
         return (
