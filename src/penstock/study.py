@@ -234,7 +234,7 @@ class Study:
                 if reason == "interrupted":
                     raise KeyboardInterrupt
             except KeyboardInterrupt:
-                self._say_how_to_resume(log.dir.name)
+                self._say_how_to_resume(log.dir.name, on)
                 raise
             finally:
                 executor.close()
@@ -389,8 +389,10 @@ class Study:
         with Progress(self.trials, stage_units(self.algorithm.stages(self.trials))) as progress:
             yield progress
 
-    def _say_how_to_resume(self, name: str) -> None:
+    def _say_how_to_resume(self, name: str, on: str | Simulated) -> None:
         where = "" if self.dir == Path(".penstock") else f" --dir {shlex.quote(str(self.dir))}"
+        if isinstance(on, str) and on != "local":
+            where += f" --on {shlex.quote(on)}"
         print(f"Interrupted; go on with: penstock resume {shlex.quote(name)}{where}", file=sys.stderr)
 
 
