@@ -116,6 +116,14 @@ def test_a_simulated_run_says_where_the_curves_of_its_trials_come_from() -> None
     assert "--devices says how many are simulated" in penstock("run", file(FUNCTION), "--devices", 3, code=2).stderr
 
 
+@pytest.mark.parametrize("command", ["run", "profile"])
+def test_a_cluster_comes_with_settings(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("sizes.py").write_text("WIDTH = 1")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = penstock(command, file(TASK), "--on", "ray?market=spot&idle=30", code=1)
+    assert 'on="ray" needs Ray, which is not installed' in result.stderr
+
+
 def test_run_says_where_the_trained_model_is_and_how_to_load_it() -> None:
     Path("sizes.py").write_text("WIDTH = 1")
     result = penstock("run", file(TASK))

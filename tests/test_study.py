@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import optuna
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 import penstock as ps
 from penstock.events import Asked, Opened, Reported, read
-from penstock.study import seconds
+from penstock.study import _code, seconds
 from tests.tasks import Blobs, trivial
 
 SPACE = {"x": ps.uniform(0, 4)}
@@ -370,3 +371,23 @@ def test_every_public_name_resolves_and_has_a_docstring():
         assert getattr(ps, name).__doc__, name
     with pytest.raises(AttributeError, match="has no attribute 'Asha'; it has ASHA"):
         _ = ps.Asha
+
+
+def test_the_code_of_a_file_is_its_folder_or_that_of_the_package_it_runs_in(monkeypatch):
+    file = Path("package/inner/tuned.py").absolute()
+    assert _code(file) == file.parent
+    main = ModuleType("__main__")
+    main.__file__, main.__package__ = str(file), "package.inner"
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert _code(file) == Path.cwd()
+    assert _code(file.with_name("other.py")) == file.parent
+    monkeypatch.setattr(main, "__package__", "elsewhere")
+    assert _code(file) == file.parent
+
+
+def test_how_to_resume_says_on_which_cluster(capsys):
+    study()._say_how_to_resume("s", "local")
+    study(dir="here")._say_how_to_resume("s", "ray?idle=30")
+    here, there = capsys.readouterr().err.splitlines()
+    assert here.endswith("penstock resume s")
+    assert there.endswith("penstock resume s --dir here --on 'ray?idle=30'")

@@ -355,7 +355,7 @@ class Study:
             from penstock.executors.ray_cluster import settings
 
             address, more = settings(on)
-            folder = None if self.file is None else Path(self.file).parent
+            folder = None if self.file is None else _code(Path(self.file))
             least = shards(self.task)
             return RayExecutor(job, address, workers=workers, least=least, weight=weight, folder=folder, **more)
         if workers is None or workers == 1:
@@ -467,6 +467,15 @@ def _growing(first: str, mixed: bool) -> Growing:
     if not isinstance(mixed, bool):
         raise StudyError(f"mixed_types must be True or False, got {mixed!r}.")
     return Growing(cast(First, first), mixed)
+
+
+def _code(file: Path) -> Path:
+    """The folder that a file's imports begin in: its own, or the current one if it runs as `python -m package.file`."""
+    main = sys.modules["__main__"]
+    package = getattr(main, "__package__", None) or ""
+    here = file == Path(getattr(main, "__file__", None) or "").absolute()
+    inside = file.parent == Path.cwd().joinpath(*package.split("."))
+    return Path.cwd() if package and here and inside else file.parent
 
 
 def _profiles(dir: Path) -> Profiles:

@@ -20,7 +20,7 @@ import penstock as ps
 from penstock import events
 from penstock.bundle import Bundle, Failed, Finished, Job, Placement, Stopped
 from penstock.executors import ray as rays
-from penstock.executors import ray_slot
+from penstock.executors import ray_cluster, ray_slot
 from penstock.executors.base import DeviceLost
 from penstock.executors.ray import RayExecutor
 from penstock.executors.ray_cluster import parse
@@ -57,7 +57,7 @@ def on(address, cluster):
     import ray
 
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield address
+    yield address.replace("127.0.0.1", "localhost")  # which Ray takes for the same
     ray.shutdown()
     until(lambda: not cluster.leaks(), f"nothing is left: {cluster.leaks()}")
 
@@ -249,9 +249,35 @@ def test_another_version_on_a_node(address, whole, tmp_path, monkeypatch):
         RayExecutor(Job(as_task(descend), 0, "loss", "min", tmp_path), address, workers=1)
 
 
+def test_a_driver_with_another_version_of_ray():
+    mismatch = "Version mismatch: The cluster was started with:\n    Ray: 2.60.0\nThis process with:\n    Ray: 2.1.0\n"
+    said = ray_cluster._cannot_join("head:6379", None, RuntimeError(mismatch))
+    assert "started with: Ray: 2.60.0 This process with: Ray: 2.1.0 Expected the same versions" in said
+
+
 def test_states_that_workers_cannot_reach(address, whole, tmp_path):
     with pytest.raises(ps.StudyError, match=r"A worker could not start on .*:\nCannot .* nosuch://bucket"):
         RayExecutor(Job(as_task(descend), 0, "loss", "min", "nosuch://bucket"), address, workers=1)
+
+
+def test_a_ray_address_in_the_environment_that_is_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_ADDRESS", "head")
+    with pytest.raises(ps.StudyError, match=r"Expected RAY_ADDRESS to be .* got 'head'"):
+        RayExecutor(Job(Blobs(), 0, "loss", "min", tmp_path), "ray")
+
+
+def test_studies_in_threads_connect_one_after_another(monkeypatch):
+    """Ray refuses to be joined twice, and a study that ends would close another's new connection."""
+    monkeypatch.setattr(ray_cluster, "_connect", lambda *given: ray_cluster._connecting.locked())
+    assert ray_cluster.connect("ray", None)
+
+
+def test_what_killed_a_worker_was_not_its_node():
+    from ray.exceptions import OutOfMemoryError, RayError
+
+    assert ray_slot.alone(OutOfMemoryError("killed due to the node running low on memory"))
+    assert ray_slot.alone(RayError("The actor is dead because its worker process has died."))
+    assert not ray_slot.alone(RayError("The actor is dead because its node has died."))
 
 
 def test_without_ray_the_install_line_is_said(monkeypatch):
@@ -278,6 +304,12 @@ class TestRayExecutor(Two, SpreadContract):
 
 class TestShares(Two, SharesContract):
     pass
+
+
+def test_a_program_that_is_connected_by_the_ray_client(on, tmp_path, monkeypatch):
+    monkeypatch.setattr("ray.util.client.RayAPIStub.is_connected", lambda self: True)
+    with pytest.raises(ps.StudyError, match="connected by the Ray client, which Penstock does not use"):
+        RayExecutor(Job(Blobs(), 0, "loss", "min", tmp_path), on)
 
 
 def test_a_trial_on_two_nodes_loses_one_of_them(on, whole, tmp_path):
@@ -368,6 +400,21 @@ def test_all_nodes_are_killed_and_another_comes(on, whole, tmp_path, monkeypatch
     sabotage(monkeypatch, act)
     result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
     assert_undisturbed(result, tmp_path, "ray")
+
+
+def test_a_head_that_is_away(on, whole, tmp_path, monkeypatch):
+    """What runs goes on for a while; then the study ends, before Ray ends the whole program."""
+
+    def act(executor):
+        monkeypatch.setattr(rays, "HEADLESS", 0.0)
+        away = iter([False])
+        monkeypatch.setattr(executor._connection, "reached", lambda: next(away, True))
+
+    sabotage(monkeypatch, act)
+    with pytest.raises(ps.StudyError, match=r"The head of the Ray cluster at .* has not answered for 0 seconds\. What"):
+        study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
+    monkeypatch.undo()
+    assert_undisturbed(study(tmp_path, "ray").run(sharing="solo"), tmp_path, "ray")
 
 
 def test_a_worker_that_hangs(on, whole, tmp_path, monkeypatch):
@@ -485,6 +532,14 @@ def test_workers_rest_for_the_programs_next_study(on, whole, patient, tmp_path):
     assert pids(whole) == there
     assert curves(first) != curves(second)
     assert curves(second) == curves(study(tmp_path, "alone", seed=1).run(sharing="solo"))
+
+
+def test_they_do_not_rest_for_a_program_that_is_itself_a_task(on):
+    """Ray ends its process when it likes, and they would leave their placement groups behind."""
+    import ray
+
+    assert ray_cluster.connect("ray", None).stays
+    assert not ray.get(ray.remote(num_cpus=0)(lambda: ray_cluster.connect("ray", None).stays).remote())
 
 
 def test_one_that_died_at_rest_is_replaced(on, whole, tmp_path):

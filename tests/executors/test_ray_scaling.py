@@ -282,6 +282,23 @@ def test_what_a_trial_needs_is_asked_for_from_the_start():
     assert Scaling(None, None, 60.0).target(found) == 1
 
 
+def test_a_study_on_cores_stays_there_when_a_node_with_a_gpu_comes(monkeypatch):
+    there = [node("a", gpus=0)]
+    monkeypatch.setattr(ray_scaling, "nodes_now", lambda: there)
+    scaling = Scaling(None, None, 60.0)
+    assert scaling.begin().nodes == {"a": 1}
+    there.append(node("b"))
+    assert scaling.find().nodes == {"a": 1, "b": 1}
+    assert Scaling(None, None, 60.0).begin().nodes == {"b": 1}
+
+
+def test_nodes_of_a_market_that_has_none(monkeypatch):
+    monkeypatch.setattr(ray_scaling, "nodes_now", lambda: [node("a", gpus=0)])
+    monkeypatch.setattr(Scaling, "_ask", lambda self, timeout=0.0: None)
+    with pytest.raises(ps.StudyError, match=r"ray start --labels ray\.io/market-type=spot"):
+        Scaling(None, "spot", 60.0).begin()
+
+
 def test_idle_workers_are_kept_for_a_while(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(ray_scaling.time, "monotonic", lambda: now[0])

@@ -26,9 +26,9 @@ from penstock.bundle import Bundle, Description, Failed, Finished, Gathering, Jo
 from penstock.errors import StudyError
 from penstock.executors.base import Device, DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.executors.processes import pickled
-from penstock.executors.ray_cluster import Connection, connect, living, require
+from penstock.executors.ray_cluster import Connection, connect, headless, living, require
 from penstock.executors.ray_scaling import Scaling, nothing_came, order
-from penstock.executors.ray_slot import BEAT, Slot, begin, fault, how, kin, rested
+from penstock.executors.ray_slot import BEAT, Slot, alone, begin, fault, how, kin, rested
 from penstock.executors.ray_studies import Company
 from penstock.executors.ray_worker import Hello
 from penstock.states import Folder
@@ -40,6 +40,7 @@ SILENT = 60.0  # seconds without an answer, after which a worker has hung
 STARTING = 120.0  # seconds that a worker has to start; the first one of a study, that any has
 COMING = 900.0  # seconds that the first one has where the autoscaler has to make its node
 SLICE = 0.1  # seconds after which a wait looks whether it was woken
+HEADLESS = 30.0  # seconds without the cluster's head, half of what Ray waits before it ends the whole program
 DOUBT = 15.0  # seconds that a node is left alone after a worker was lost there in an unclear way
 STILLBORN = 5  # workers that died before they were ready, one after another, of which nothing will come
 FAILURES = 3  # such losses of one node, each of which doubles that time, until a warning
@@ -78,7 +79,7 @@ class RayExecutor(Executor):
         self._doubts: Counter[str] = Counter()
         self._deaths: dict[str, list[set[int]]] = {}  # who trained on a node when a worker died there, since a report
         self._begun = self._closed = self._woken = False
-        self._looked, self._stillborn = -inf, 0
+        self._looked, self._stillborn, self._reached = -inf, 0, self._began
         self._studies = Company(uuid.uuid4().hex, weight)
         self._states, self._token = job.states, _token(job)
         if isinstance(job.task, Task):
@@ -333,7 +334,7 @@ class RayExecutor(Executor):
             for trial, attempt in slot.running
         ]
         lost = [DeviceLost(slot.device)] if slot.phase == "ready" else []
-        if (error is None or "worker process has died" in cause) and not self._nodes_fault(slot):
+        if alone(error) and not self._nodes_fault(slot):
             self._events += [*failed, *lost]  # one of its trials may have killed it
         else:
             self._doubt(slot.node)
@@ -368,7 +369,8 @@ class RayExecutor(Executor):
     def _remove(self, slot: Slot) -> None:
         if slot in self._slots:
             self._slots.remove(slot)
-        slot.remove()
+        if self._connection.reached():
+            slot.remove()
 
     # The cluster
 
@@ -383,12 +385,18 @@ class RayExecutor(Executor):
                 slot.listen(0.0)  # an idle one says that it lives
             elif slot.asked is not None and now - slot.since > SILENT:
                 self._lose(slot, None)
+        if self._connection.reached():
+            self._reached = now
+        else:  # what runs goes on, and this is looked at again
+            if now - self._reached > HEADLESS:
+                raise StudyError(headless(self._connection.address, HEADLESS))
+            return
         try:
             nodes, self._avoided = living(), {n: end for n, end in self._avoided.items() if end > now}
             self._found = found = self._scaling.find(self._avoided)
             for slot in self._slots:
                 slot.begin()
-        except Exception:  # the head does not answer: what runs goes on, and this is looked at again
+        except Exception:  # the head answers with an error
             return
         for slot in [s for s in self._slots if s.node]:
             if slot.node not in nodes:

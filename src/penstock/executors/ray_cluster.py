@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from urllib.parse import parse_qsl
 from penstock.errors import StudyError
 
 ANSWER = 8.0  # seconds that a cluster has to answer
+GLANCE = 1.0  # seconds that its head has, of which it was known to be there
 NAMESPACE = "penstock"
 MARKET = "ray.io/market-type"  # the label of nodes that are "spot" or "on-demand"
 QUIET = {"logging_level": "ERROR", "namespace": NAMESPACE}
@@ -30,6 +32,9 @@ def require() -> Any:
     return ray
 
 
+_connecting = threading.Lock()  # a program may run several studies at once, in threads
+
+
 class Connection:
     """This process's way to a cluster: it ends with the last study that uses it, unless it was there before them."""
 
@@ -40,20 +45,31 @@ class Connection:
         Connection.ours |= new
         Connection.users += 1
         self._open = True
+        self.address = str(require().get_runtime_context().gcs_address)
 
     @property
     def stays(self) -> bool:
-        """Whether it was there before, and will be after."""
-        return not Connection.ours
+        """Whether it was there before, and will be after: a task's or an actor's process may go at any time."""
+        ray = require()
+        return not Connection.ours and bool(ray.get_runtime_context().worker.mode == ray.SCRIPT_MODE)
+
+    def reached(self) -> bool:
+        """Whether the head is there: else whatever asks it waits, until Ray ends the whole program a minute later."""
+        try:
+            _dial(self.address, GLANCE)
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         if not self._open:
             return
         self._open = False
-        Connection.users -= 1
-        if Connection.users == 0 and Connection.ours:
-            Connection.ours = False
-            require().shutdown()
+        with _connecting:
+            Connection.users -= 1
+            if Connection.users == 0 and Connection.ours:
+                Connection.ours = False
+                require().shutdown()
 
 
 def connect(on: str, folder: Path | None) -> Connection:
@@ -62,18 +78,28 @@ def connect(on: str, folder: Path | None) -> Connection:
     "ray" means the one that this process is connected to already, or RAY_ADDRESS, or the one that runs on this machine,
     or else a new one; "ray://host:port" is what ``ray start --head`` says.
     """
-    address = parse(on)
+    with _connecting:
+        return _connect(parse(on), on, folder)
+
+
+def _connect(address: str | None, on: str, folder: Path | None) -> Connection:
     ray = require()
     if ray.is_initialized():
-        if address is not None and ray.get_runtime_context().gcs_address != address:
+        if ray.util.client.ray.is_connected():
             raise StudyError(
-                f"This process is connected to the Ray cluster at {ray.get_runtime_context().gcs_address} and "
+                "This process is connected by the Ray client, which Penstock does not use. Expected a driver on a node "
+                'of the cluster, as with `ray job submit`: call ray.shutdown() before, and use on="ray" there.'
+            )
+        joined = ray.get_runtime_context().gcs_address
+        if address is not None and joined not in (address, _as_joined(address)):
+            raise StudyError(
+                f"This process is connected to the Ray cluster at {joined} and "
                 f'on="{on}" asks for another: use on="ray", or call ray.shutdown() before.'
             )
         return Connection(new=False)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None:
-        address = _from_environment() or _on_this_machine()
+        address = _from_environment()
         if address is None:
             ray.init(address="local", include_dashboard=False, **QUIET)
             return Connection(new=True)
@@ -84,6 +110,13 @@ def connect(on: str, folder: Path | None) -> Connection:
     except Exception as error:
         raise StudyError(_cannot_join(address, folder, error)) from None
     return Connection(new=True)
+
+
+def _as_joined(address: str) -> str | None:
+    """What Ray makes of an address: of "localhost", this machine's own."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    return canonicalize_bootstrap_address(address)
 
 
 def parse(on: str) -> str | None:
@@ -120,10 +153,16 @@ def settings(on: str) -> tuple[str, dict[str, Any]]:
 
 
 def _from_environment() -> str | None:
-    given = os.environ.get("RAY_ADDRESS")
-    if not given or given in ("auto", "local"):
-        return None
-    return parse(given if "://" in given else f"ray://{given}")
+    """The cluster that RAY_ADDRESS names, or else the one of this machine; None for a new one."""
+    given = os.environ.get("RAY_ADDRESS", "")
+    if given in ("", "auto"):
+        return _on_this_machine()
+    try:
+        return None if given == "local" else parse(given if "://" in given else f"ray://{given}")
+    except StudyError:
+        raise StudyError(
+            f'Expected RAY_ADDRESS to be "host:port", as in "10.0.0.1:6379", got {given!r}: change it or unset it.'
+        ) from None
 
 
 def _on_this_machine() -> str | None:
@@ -140,23 +179,29 @@ def _on_this_machine() -> str | None:
     return str(address)
 
 
+def _dial(address: str, timeout: float) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
+
+
 def answering(address: str) -> set[str]:
     """The hosts of a cluster's nodes; a StudyError within seconds where nothing answers."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER / 2).close()
+        _dial(address, ANSWER / 2)
     except OSError as error:
         raise StudyError(
             f"No Ray cluster answers at {address} ({error}). Expected the address that `ray start --head` printed, and "
-            "a way to it from here: check `ray status --address=...`, or leave the address out to start one here."
+            "a way to it from here: check `ray status --address=...`, or leave the address and RAY_ADDRESS out, which "
+            "starts one here."
         ) from None
     found: list[set[str]] = []
 
     def ask() -> None:
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
-        nodes = GcsClient(address=address).get_all_node_info(timeout=ANSWER / 2)
-        found.append({node.node_manager_address for node in nodes.values() if node.state == 0})
+        with suppress(Exception):  # whatever it is that listens
+            nodes = GcsClient(address=address).get_all_node_info(timeout=ANSWER / 2)
+            found.append({node.node_manager_address for node in nodes.values() if node.state == 0})
 
     asking = threading.Thread(target=ask, daemon=True)  # it would wait for most of a minute
     asking.start()
@@ -187,8 +232,8 @@ def _cannot_join(address: str, folder: Path | None, error: Exception) -> str:
     said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "ersion" in said:
         return (
-            f"The Ray cluster at {address} cannot be joined: {said}. Expected the same versions of Python and Ray on "
-            "the driver and all nodes."
+            f"The Ray cluster at {address} cannot be joined. {' '.join(str(error).split())} Expected the same versions "
+            "of Python and Ray on the driver and all nodes."
         )
     if "working_dir" in str(error) or "exceeds" in str(error):
         return (
@@ -196,6 +241,15 @@ def _cannot_join(address: str, folder: Path | None, error: Exception) -> str:
             "or name it in a .gitignore or .rayignore there."
         )
     return f"The Ray cluster at {address} cannot be joined ({type(error).__name__}: {said})."
+
+
+def headless(address: str, seconds: float) -> str:
+    """Why a study cannot go on, after its cluster's head was away for so long."""
+    return (
+        f"The head of the Ray cluster at {address} has not answered for {seconds:.0f} seconds. What was reported is in "
+        "the study's log: `penstock resume`, or the same study with the same name, goes on from there, on a cluster or "
+        "on this machine."
+    )
 
 
 @dataclass(frozen=True)

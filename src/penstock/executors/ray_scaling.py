@@ -119,14 +119,14 @@ class Scaling:
         """What a study begins with; a StudyError where that is too little and too little can come."""
         needed = self._workers or self._least
         found = self.find()
-        if found.devices >= needed:
-            return found
-        growth = self._ask(ANSWER)
-        if growth is not None and any(one.devices("GPU") for one in growth.of(self._market).types or growth.types):
-            self._resource = "GPU"  # from the start: its devices do not become others under a study
-        found = self.find()
-        if found.devices + found.room < needed:
-            raise StudyError(_too_few(needed, found, self._market, growth))
+        if found.devices < needed:
+            growth = self._ask(ANSWER)
+            if growth is not None and any(one.devices("GPU") for one in growth.of(self._market).types or growth.types):
+                self._resource = "GPU"
+            found = self.find()
+            if found.devices + found.room < needed:
+                raise StudyError(_too_few(needed, found, self._market, growth))
+        self._resource = found.resource  # from now on: its devices do not become others under a study
         return found
 
     def find(self, avoid: Collection[str] = ()) -> Offer:
@@ -257,6 +257,8 @@ def _too_few(needed: int, found: Offer, market: str | None, growth: Growth | Non
     has = f"whose {market or ''} nodes offer {found.devices} {kind} in all".replace("  ", " ")
     if growth is None:
         todo = "start nodes with `ray start --num-gpus=N` or `--num-cpus=N`"
+        if market is not None:
+            todo = f"start nodes with `ray start --labels {MARKET}={market}`"
     else:
         has += f" and whose autoscaler can add {found.room}"
         todo = "raise max_workers in the autoscaler's settings"

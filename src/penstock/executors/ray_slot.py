@@ -182,3 +182,10 @@ def how(error: Exception) -> str:
     told = [line for line in lines if line.startswith("The actor is dead because")]
     said = (told or lines or [type(error).__name__])[0].removeprefix("The actor is dead because ")
     return said.partition(" Some common causes")[0]
+
+
+def alone(error: Exception | None) -> bool:
+    """Whether it was the worker's process alone that hung, died or was killed for its memory, and not its node."""
+    if error is None or isinstance(error, require().exceptions.OutOfMemoryError):
+        return True
+    return "worker process has died" in how(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import queue
 import traceback
 from collections.abc import Callable
@@ -33,5 +34,15 @@ def _described(worker: Worker, configs: list[Any], train: bool) -> object:
     try:
         return [worker.describe(config, train=train) for config in configs]
     except Exception as error:
-        error.add_note(traceback.format_exc())  # a traceback does not travel, its text does
-        return error
+        return _as_sent(error)
+
+
+def _as_sent(error: Exception) -> Exception:
+    """An error with its traceback as text, which travels; one of the user's own classes may not, and is named."""
+    trace = traceback.format_exc()
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__qualname__}: {error}")
+    error.add_note(trace)
+    return error
