@@ -386,8 +386,8 @@ def test_the_code_of_a_file_is_its_folder_or_that_of_the_package_it_runs_in(monk
 
 
 def test_how_to_resume_says_on_which_cluster(capsys):
-    study()._say_how_to_resume("s", "local")
-    study(dir="here")._say_how_to_resume("s", "ray?idle=30")
+    study()._say_how_to_resume("s", "local", {})
+    study(dir="here")._say_how_to_resume("s", "ray?idle=30", {"workers": 2, "mixed_types": True, "growing": "best"})
     here, there = capsys.readouterr().err.splitlines()
     assert here.endswith("penstock resume s")
-    assert there.endswith("penstock resume s --dir here --on 'ray?idle=30'")
+    assert there.endswith("penstock resume s --dir here --on 'ray?idle=30' --workers 2 --mixed-types")
