@@ -197,7 +197,7 @@ def test_9_trials_are_a_total_over_any_number_of_resumes():
 
 LEVELS = [
     ["cli", "loading"],
-    ["study", "changes", "rehearsal", "report", "result", "profiling"],
+    ["study", "stopping", "changes", "rehearsal", "report", "result", "profiling"],
     ["engine", "placing", "pace", "decisions", "fusing", "spreading", "sharding"],
     ["algorithms", "scheduling"],
     ["executors"],

@@ -1,5 +1,6 @@
 """Studies: what is refused, what goes on, and what comes back."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from torch import nn
 
 import penstock as ps
 from penstock.events import Asked, Opened, Reported, read
-from penstock.study import _code, seconds
+from penstock.executors.ray_cluster import code_of
+from penstock.stopping import say_how_to_resume
+from penstock.study import seconds
 from tests.tasks import Blobs, trivial
 
 SPACE = {"x": ps.uniform(0, 4)}
@@ -375,19 +378,21 @@ def test_every_public_name_resolves_and_has_a_docstring():
 
 def test_the_code_of_a_file_is_its_folder_or_that_of_the_package_it_runs_in(monkeypatch):
     file = Path("package/inner/tuned.py").absolute()
-    assert _code(file) == file.parent
+    assert code_of(file) == file.parent
     main = ModuleType("__main__")
     main.__file__, main.__package__ = str(file), "package.inner"
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert _code(file) == Path.cwd()
-    assert _code(file.with_name("other.py")) == file.parent
+    assert code_of(file) == Path.cwd()
+    assert code_of(file.with_name("other.py")) == file.parent
     monkeypatch.setattr(main, "__package__", "elsewhere")
-    assert _code(file) == file.parent
+    assert code_of(file) == file.parent
 
 
-def test_how_to_resume_says_on_which_cluster(capsys):
-    study()._say_how_to_resume("s", "local", {})
-    study(dir="here")._say_how_to_resume("s", "ray?idle=30", {"workers": 2, "mixed_types": True, "growing": "best"})
+def test_how_to_resume_says_where_and_how(capsys):
+    usual = inspect.signature(ps.Study.run).parameters
+    say_how_to_resume(Path(".penstock/s"), "local", {}, usual)
+    how = {"workers": 2, "mixed_types": True, "growing": "best"}
+    say_how_to_resume(Path("here/s"), "ray?idle=30", how, usual)
     here, there = capsys.readouterr().err.splitlines()
     assert here.endswith("penstock resume s")
     assert there.endswith("penstock resume s --dir here --on 'ray?idle=30' --workers 2 --mixed-types")

@@ -5,12 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import re
-import shlex
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -39,6 +36,7 @@ from penstock.scheduling.speed import SpeedModel
 from penstock.scheduling.waterfill import waterfill
 from penstock.space import Space
 from penstock.states import States
+from penstock.stopping import say_how_to_resume, stoppable
 from penstock.tabulated import TabulatedTask
 from penstock.task import FunctionTask, as_task, fingerprint, shards, task_name
 from penstock.timeline import Row, timeline
@@ -231,13 +229,14 @@ class Study:
                     growing=grows,
                     shards=shards(self.task),
                 )
-                with self._progress(progress) as engine.watch, _signals(engine.interrupt):
+                with self._progress(progress) as engine.watch, stoppable(engine.interrupt):
                     reason = engine.run(Opened(settings, history.clock), pending)
                 if reason == "interrupted":
                     raise KeyboardInterrupt
             except KeyboardInterrupt:
                 how = {"workers": workers, "weight": weight, "sharing": sharing, "scheduler": scheduler}
-                self._say_how_to_resume(log.dir.name, on, {**how, "growing": growing, "mixed_types": mixed_types})
+                how |= {"growing": growing, "mixed_types": mixed_types}
+                say_how_to_resume(log.dir, on, how, inspect.signature(self.run).parameters)
                 raise
             finally:
                 executor.close()
@@ -352,10 +351,10 @@ class Study:
             return SimulatedExecutor(job, on)
         if on != "local":
             from penstock.executors.ray import RayExecutor
-            from penstock.executors.ray_cluster import settings
+            from penstock.executors.ray_cluster import code_of, settings
 
             address, more = settings(on)
-            folder = None if self.file is None else _code(Path(self.file))
+            folder = None if self.file is None else code_of(Path(self.file))
             least = shards(self.task)
             return RayExecutor(job, address, workers=workers, least=least, weight=weight, folder=folder, **more)
         if workers is None or workers == 1:
@@ -391,22 +390,6 @@ class Study:
 
         with Progress(self.trials, stage_units(self.algorithm.stages(self.trials))) as progress:
             yield progress
-
-    def _say_how_to_resume(self, name: str, on: str | Simulated, how: Mapping[str, Any]) -> None:
-        """The whole command: the log keeps what is tuned, and not where and how it runs."""
-        words = ["penstock", "resume", name]
-        if self.dir != Path(".penstock"):
-            words += ["--dir", str(self.dir)]
-        if isinstance(on, Simulated):
-            words += ["--on", "simulated", "--devices", str(len(on.cluster()))]
-        elif on != "local":
-            words += ["--on", on]
-        usual = inspect.signature(self.run).parameters
-        for key, value in how.items():
-            if value != usual[key].default:
-                words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
-        with suppress(OSError):
-            print(f"Interrupted; go on with: {shlex.join(words)}", file=sys.stderr)
 
 
 def tune(
@@ -469,36 +452,5 @@ def _growing(first: str, mixed: bool) -> Growing:
     return Growing(cast(First, first), mixed)
 
 
-def _code(file: Path) -> Path:
-    """The folder that a file's imports begin in: its own, or the current one if it runs as `python -m package.file`."""
-    main = sys.modules["__main__"]
-    package = getattr(main, "__package__", None) or ""
-    here = file == Path(getattr(main, "__file__", None) or "").absolute()
-    inside = file.parent == Path.cwd().joinpath(*package.split("."))
-    return Path.cwd() if package and here and inside else file.parent
-
-
 def _profiles(dir: Path) -> Profiles:
     return Profiles.open(dir.parent / "profiles.jsonl")
-
-
-@contextmanager
-def _signals(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: stop at the next boundary and save; Ctrl-C twice: at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: object) -> None:
-        for one, old in before.items():
-            signal.signal(one, signal.default_int_handler if one == signal.SIGINT else old)
-        interrupt()
-        with suppress(OSError):  # nobody looks any more
-            print("Stopping at the next step, saving… (again to stop at once)", file=sys.stderr)
-
-    before = {one: signal.signal(one, handle) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for one, old in before.items():
-            signal.signal(one, old)

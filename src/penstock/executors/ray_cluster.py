@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -117,6 +118,15 @@ def _as_joined(address: str) -> str | None:
     from ray._private.services import canonicalize_bootstrap_address
 
     return canonicalize_bootstrap_address(address)
+
+
+def code_of(file: Path) -> Path:
+    """The folder that a file's imports begin in: its own, or the current one if it runs as `python -m package.file`."""
+    main = sys.modules["__main__"]
+    package = getattr(main, "__package__", None) or ""
+    here = file == Path(getattr(main, "__file__", None) or "").absolute()
+    inside = file.parent == Path.cwd().joinpath(*package.split("."))
+    return Path.cwd() if package and here and inside else file.parent
 
 
 def parse(on: str) -> str | None:
