@@ -160,8 +160,7 @@ class HalfShared(Shared):
         return super().loss(model, batch, config)
 
 
-@pytest.mark.parametrize("dies", [True, False])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "dies"), [(0, False), (1, True)])
 def test_one_of_the_workers_of_a_trial_in_shares_fails_inside_a_step(spread, rank, dies):
     executor, suite = spread(HalfShared())
     suite.spread(executor, Placement(4, 1, {**CONFIG, "rank": rank, "dies": dies}, 10**6))

@@ -2,6 +2,7 @@
 
 import random
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -86,6 +87,9 @@ def test_paused_unwinds_the_function_through_a_broad_except():
             unwound.append("unwound")
 
     study(train).run(progress=False)
+    for one in threading.enumerate():
+        if one.name.startswith("trial "):
+            one.join()  # it may still be on its way out
     assert unwound == ["unwound", "unwound"]
 
 

@@ -106,9 +106,9 @@ def test_one_trial_more_or_less_asks_for_no_other_blocks(monkeypatch):
 
     for module in (attention, convolution, depthwise, moments, normalization, weighing):
         monkeypatch.setattr(module, "tuned", tuned)
-    where = Geometry.of((8, 8), (3, 3), (1, 1), (1, 1), (1, 1))
+    where = Geometry.of((4, 4), (3, 3), (1, 1), (1, 1), (1, 1))
     for trials in asked:
-        x = torch.ones(trials, 2, 8, 8, 4, device=DEVICE)
+        x = torch.ones(trials, 2, 4, 4, 4, device=DEVICE)
         w = torch.ones(trials, 4, 4, 3, 3, device=DEVICE, requires_grad=True)
         weighing.convolution(x, w, where)[0].sum().backward()
         depthwise.depthwise(x, w[:, 0].flatten(2).mT, where).sum().backward()
