@@ -99,3 +99,14 @@ def stateless(trial):
     """The same without a state: begins again each time."""
     for unit in range(10**6):
         trial.report(unit + 1, loss=(trial.config["x"] - 2) ** 2 / (unit + 1))
+
+
+class TimeFirst(nn.Module):
+    """Six features as three steps of two, in the first dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.drop, self.outer = nn.Linear(2, 5), nn.Dropout(0.4), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.outer(self.drop(self.inner(x.view(-1, 3, 2).transpose(0, 1)).relu()).mean(0))

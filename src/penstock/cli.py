@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.errors import PenstockError, StudyError
+from penstock.executors.ray_cluster import is_ray
 from penstock.loading import load, origin
 
 if TYPE_CHECKING:
@@ -396,7 +397,7 @@ def _apart(json: bool) -> Iterator[None]:
 
 def _place(study: Study, on: str, devices: int | None) -> str | Simulated:
     with _refused(BAD_USAGE):
-        if on not in ("local", "ray", "simulated") and not on.startswith(("ray:", "ray?")):
+        if on not in ("local", "simulated") and not is_ray(on):
             raise StudyError(f"--on must be local, ray, ray://host:port or simulated, got {on!r}.")
         if on == "simulated":
             from penstock.rehearsal import rehearsal

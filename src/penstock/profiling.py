@@ -17,6 +17,7 @@ from penstock.decisions import Decider
 from penstock.errors import PenstockError, StudyError, TaskError
 from penstock.events import Asked
 from penstock.executors.base import Device, Executor
+from penstock.executors.ray_cluster import is_ray
 from penstock.pace import Shelf
 from penstock.profiles import Profiles
 from penstock.scheduling.placement import arrange
@@ -57,7 +58,7 @@ def count_workers(study: Study, on: str, workers: int | None) -> int | None:
         raise StudyError(f"The trials of {name} are looked up and not trained: there is nothing to measure.")
     if shards(study.task) > 1:
         raise StudyError(f"{name} has shards = {shards(study.task)}: its trials have no other number of devices.")
-    if on != "local" and on != "ray" and not on.startswith(("ray:", "ray?")):
+    if on != "local" and not is_ray(on):
         raise StudyError(f"--on must be local, ray or ray://host:port, where devices can be measured, got {on!r}.")
     if workers == 1:
         raise StudyError("Expected several devices, got --workers 1: leave it out for all, or give 2 or more.")

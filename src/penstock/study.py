@@ -22,6 +22,7 @@ from penstock.engine import Engine, Limits
 from penstock.errors import StudyError
 from penstock.events import Log, Opened, plain
 from penstock.executors.base import Executor
+from penstock.executors.ray_cluster import is_ray
 from penstock.executors.simulated import Simulated, SimulatedExecutor
 from penstock.fusing import Fusing
 from penstock.history import History
@@ -303,7 +304,7 @@ class Study:
     def _check_run(
         self, on: str | Simulated, sharing: str, scheduler: str, workers: int | None, weight: float
     ) -> Scheduler:
-        ray = isinstance(on, str) and (on == "ray" or on.startswith(("ray:", "ray?")))
+        ray = is_ray(on)
         if isinstance(on, Simulated):
             if workers is not None:
                 raise StudyError("workers= is for real devices: a simulated cluster has Simulated(devices=...).")

@@ -16,7 +16,7 @@ from penstock.training import gang
 from penstock.training.distributed import Distributed, Step, difference
 from penstock.training.parts import Part
 from penstock.training.sharded import Sharded
-from tests.tasks import Augmented, Blobs
+from tests.tasks import Augmented, Blobs, TimeFirst
 from tests.training.gangs import HOST, Gangs
 from tests.training.networks import BLOCKS, OPTIMIZERS, Bundle, Network, bundles
 from tests.training.together import CPU, Alone, Trials
@@ -145,15 +145,6 @@ class Sequences(Doubles):
 
     def model(self, config):
         return TimeFirst()
-
-
-class TimeFirst(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.drop, self.outer = nn.Linear(2, 5), nn.Dropout(0.4), nn.Linear(5, 2)
-
-    def forward(self, x):
-        return self.outer(self.drop(self.inner(x.view(-1, 3, 2).transpose(0, 1)).relu()).mean(0))
 
 
 @pytest.mark.parametrize(("before", "kind"), [(0, Distributed), (5, Distributed), (5, Sharded)])

@@ -15,6 +15,7 @@ from penstock.states import Folder
 from penstock.training.parts import Part
 from penstock.trial import Report
 from tests.contracts.executors import Exact, alone
+from tests.tasks import TimeFirst
 
 CONFIG = {"lr": 0.05}
 LEFT = Finished | Stopped | Failed
@@ -186,15 +187,6 @@ class Sequences(Exact):
 
     def model(self, config):
         return TimeFirst().double()
-
-
-class TimeFirst(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.drop, self.outer = nn.Linear(2, 5), nn.Dropout(0.4), nn.Linear(5, 2)
-
-    def forward(self, x):
-        return self.outer(self.drop(self.inner(x.view(-1, 3, 2).transpose(0, 1)).relu()).mean(0))
 
 
 def test_workers_that_meet_again_before_a_short_batch_know_which_rows_are_theirs():

@@ -129,6 +129,15 @@ def code_of(file: Path) -> Path:
     return Path.cwd() if package and here and inside else file.parent
 
 
+def is_ray(on: object) -> bool:
+    """Whether a study is to run on a Ray cluster, with or without settings.
+
+    >>> is_ray("ray"), is_ray("ray://10.0.0.1:6379"), is_ray("ray?idle=30"), is_ray("rays"), is_ray("local")
+    (True, True, True, False, False)
+    """
+    return isinstance(on, str) and (on == "ray" or on.startswith(("ray:", "ray?")))
+
+
 def parse(on: str) -> str | None:
     """The address in "ray://host:port", or None where any cluster will do.
 
