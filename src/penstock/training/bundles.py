@@ -219,7 +219,7 @@ class FusedRun(Run):
                 yield from self._measured(size)
                 due = time.perf_counter() - saved > len(self.members) * worker.save_cost / SAVING
                 self.fused.take_metrics(ended, rows)
-                peak = worker.peak_bytes() if ended else None
+                peak = worker.peak_bytes(sum(step.bytes for step in self.fused.fast.values())) if ended else None
                 yield from self._fail_those()
                 for trial, metrics in zip(ended, rows, strict=True):
                     if trial not in self.fused.trials:

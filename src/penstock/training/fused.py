@@ -229,7 +229,6 @@ class Fused:
         whole = bool(self.fast or self.speeding.wanted) and self._whole(first, last, batch, shared)
         if whole and self.speeding.wanted is not None:
             fast = self._hurry(first, last, batch, shared)
-        before = {name: rows[first:last].clone() for name, rows in self._stack.buffers.items()}
         if fast is not None and fast.takes(inputs := self._inputs(first, last, batch)):
             with _whole_or_torn():
                 self.losses = fast(inputs)
@@ -237,6 +236,7 @@ class Fused:
             return
         if whole:
             self.fast = {}  # made for trials that are no longer these: whether to make another is asked again
+        before = {name: rows[first:last].clone() for name, rows in self._stack.buffers.items()}
         grads = None
         try:
             grads = self._gradients(first, last, batches, before)

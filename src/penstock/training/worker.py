@@ -202,15 +202,15 @@ class Worker:
             recipe.size = bundle.size
         return recipe
 
-    def peak_bytes(self) -> int | None:
-        """The most memory that was in use since the last call, on an accelerator."""
+    def peak_bytes(self, graphs: int = 0) -> int | None:
+        """The most memory that was in use since the last call, on an accelerator, with what CUDA graphs hold."""
         if not self.device.startswith("cuda"):
             return None
         import torch
 
         peak = torch.cuda.max_memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
-        return peak
+        return peak + graphs
 
     def free_bytes(self) -> int:
         """Memory that a bundle may take; half of a CPU's, which is not ours alone."""

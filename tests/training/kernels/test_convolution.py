@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
+from penstock.training.kernels import convolution as convolving
+from penstock.training.kernels import weighing
 from penstock.training.kernels.apart import APART
 from penstock.training.kernels.convolution import convolve, convolve_by, convolve_twin
 from penstock.training.kernels.geometry import Geometry, axis
@@ -69,7 +71,7 @@ def test_equals_the_twin_in_float64(case, added):
     del blocks["EACH"]
     exact, sizes = (weigh_twin(f(x.double()), f(g.double()), flat) for f in (lambda v: v, torch.abs))
     for by in (blocks | {"PARTS": 2}, APART):
-        near(weigh_by(x, g, geometry, by), exact, sizes)
+        near(weigh_by(x, g, geometry, x.shape[-1], by), exact, sizes)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,7 @@ def test_with_the_blocks_that_are_used(channels, made, stride, taps):
     back = convolve(g, w, turned, None, True)
     torch.testing.assert_close(back, convolve_twin(g, w, turned, None, True), rtol=1e-5, atol=1e-4)
     of_w = weigh(x, g, geometry.flat())
+    assert of_w.permute(0, 3, 2, 1).is_contiguous()  # as the parameter, and as said to whoever compiles
     torch.testing.assert_close(of_w, weigh_twin(x, g, geometry.flat()), rtol=1e-5, atol=1e-4)
 
 
@@ -96,7 +99,37 @@ def test_gradients_of_weights_are_added_up_from_their_parts():
     blocks = {"B0": 1, "B1": 1, "BM": 16, "BN": 16, "BK": 16, "num_warps": 4, "num_stages": 1, "PARTS": 4}
     flat = geometry.flat()
     exact, sizes = (weigh_twin(f(x.double()), f(g.double()), flat) for f in (lambda v: v, torch.abs))
-    near(weigh_by(x, g, geometry, blocks), exact, sizes)
+    near(weigh_by(x, g, geometry, x.shape[-1], blocks), exact, sizes)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="Triton's interpreter knows no bfloat16")
+@pytest.mark.parametrize(("channels", "made", "stride"), [(4, 8, 1), (8, 8, 1), (16, 32, 2), (64, 64, 1)])
+def test_where_tf32_is_allowed_all_that_is_offered_is_at_least_as_near(channels, made, stride):
+    torch.backends.cudnn.allow_tf32 = True  # put back by the fixture
+    geometry = Geometry.of((9, 8), (3, 3), (stride, stride), (1, 1), (1, 1))
+    x, w = torch.randn(2, 64, 9, 8, channels, device=DEVICE), torch.randn(2, 9, channels, made, device=DEVICE)
+    exact = convolve_twin(x.double(), w.double(), geometry.flat(), None, False)
+    g = torch.randn(exact.shape, device=DEVICE)
+    back = (g, w, geometry.turned(), None, True)
+    made_by = {
+        "there": (lambda by: convolve_by(x, w, geometry, None, False, by), exact),
+        "back": (lambda by: convolve_by(*back, by), convolve_twin(g.double(), w.double(), back[2].flat(), None, True)),
+        "weigh": (
+            lambda by: weigh_by(x, g, geometry, channels, by),
+            weigh_twin(x.double(), g.double(), geometry.flat()),
+        ),
+    }
+    offered = {
+        "there": convolving.candidates(geometry, channels, made, True),
+        "back": convolving.candidates(back[2], made, channels, True),
+        "weigh": weighing.candidates(geometry, channels, made, 2, True),
+    }
+    assert any("SPLIT" in by for by in offered["there"])
+    for what, (run, true) in made_by.items():
+        for by in offered[what]:
+            off = float((run(by).double() - true).norm() / true.norm())
+            assert off < (3e-5 if "SPLIT" in by else 1e-3), (what, by)
+            assert torch.equal(run(by), run(by))
 
 
 def layer(shared: bool = False) -> tuple[torch.Tensor, torch.Tensor, Geometry]:

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from penstock.training.kernels import weighing
 from penstock.training.kernels.choice import kernels
 from penstock.training.kernels.moments import SUMMING, moments, moments_twin
-from penstock.training.kernels.normalization import ACTIVATIONS, batch_norm
+from penstock.training.kernels.normalization import ACTIVATIONS, batch_norm, reduce, reduce_twin
 from penstock.training.ways import Native
 from tests.training.kernels.poisoned import poisoned
 
@@ -85,6 +85,14 @@ def test_moments_far_from_zero_in_many_parts(monkeypatch):
     exact = moments_twin(y.double())
     assert float((moments(y)[1].double() / exact[1] - 1).abs().max()) < 1e-3
     torch.testing.assert_close(moments(y)[0].double(), exact[0], rtol=2.4e-7, atol=0)  # two roundings
+
+
+def test_sums_of_more_channels_than_a_program_has():
+    y, d, small = (torch.randn(*shape, device=DEVICE) for shape in ((2, 3, 7, 5, 70), (2, 3, 7, 5, 70), (2, 70)))
+    torch.testing.assert_close(moments(y).double(), moments_twin(y.double()), rtol=1e-5, atol=1e-6)
+    given, wide = (y, None, small, small, small), (y.double(), None, *[small.double()] * 3)
+    sums, _ = reduce(d, *given, 1)
+    torch.testing.assert_close(sums.double(), reduce_twin(d.double(), *wide, 1, False)[0], rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("added", [False, True])

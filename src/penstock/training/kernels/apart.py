@@ -42,12 +42,11 @@ def convolve_apart(
 def weigh_apart(x: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> torch.Tensor:
     """``weigh``."""
     (down, across), channels, made = geometry.taps, x.shape[-1], g.shape[-1]
-    out = torch.empty(len(g), down * across, channels, made, device=x.device, dtype=torch.float32)
+    out = torch.empty(len(g), made, channels, down, across, device=x.device, dtype=torch.float32)
     weight = x.new_empty(made, down, across, channels).permute(0, 3, 1, 2)  # for its shape
     for i in range(len(g)):
-        found = _back(g[i].permute(0, 3, 1, 2), x[i].permute(0, 3, 1, 2), weight, geometry, of_input=False)[1]
-        out[i] = found.permute(2, 3, 1, 0).flatten(0, 1)
-    return out
+        out[i] = _back(g[i].permute(0, 3, 1, 2), x[i].permute(0, 3, 1, 2), weight, geometry, of_input=False)[1]
+    return out.flatten(3).permute(0, 3, 2, 1)
 
 
 def _weights(w: torch.Tensor, geometry: Geometry, dtype: torch.dtype) -> torch.Tensor:

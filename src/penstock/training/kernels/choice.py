@@ -49,3 +49,11 @@ def runs(x: torch.Tensor, numbers: int = 0) -> bool:
 def exact() -> bool:
     """Whether float32 products are not to be rounded to TF32, as cuDNN is told."""
     return not torch.backends.cudnn.allow_tf32
+
+
+def splits(x: torch.Tensor) -> bool:
+    """Whether products of such tensors may be those of two bfloat16 for each float32, as they may be rounded to TF32.
+
+    Triton's interpreter knows no bfloat16.
+    """
+    return x.dtype == torch.float32 and not exact() and not interpreted()

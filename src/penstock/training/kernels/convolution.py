@@ -18,11 +18,11 @@ import triton
 import triton.language as tl
 from torch.nn.functional import pad
 
-from penstock.training.kernels.apart import convolve_apart
+from penstock.training.kernels.apart import MANY, convolve_apart
 from penstock.training.kernels.apart import offered as apart
-from penstock.training.kernels.choice import exact, runs
+from penstock.training.kernels.choice import exact, runs, splits
 from penstock.training.kernels.geometry import Geometry, axis, sides
-from penstock.training.kernels.patches import cut, load_patches, places_made, spread
+from penstock.training.kernels.patches import add_product, cut, load_patches, places_made, spread
 from penstock.training.kernels.tuning import Blocks, about, tuned
 
 
@@ -34,11 +34,11 @@ def _convolve(
     B0: tl.constexpr, B1: tl.constexpr, T1: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
     P0: tl.constexpr, P1: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EACH: tl.constexpr,
+    SPLIT: tl.constexpr = 0,
 ):  # fmt: skip
     """y[trial, m, n] = Σ_k patch[m, k] · w[trial, k, n]"""
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     columns: tl.constexpr = N * B0 * B1
-    how: tl.constexpr = "ieee" if EXACT else "tf32"
     trial = tl.program_id(2).to(tl.int64)
     known = n < columns
     x += trial * x_step
@@ -54,14 +54,14 @@ def _convolve(
         m = (tl.program_id(0) * EACH + block) * BM + tl.arange(0, BM)
         if BK >= K:
             a = load_patches(x, m, every, M, C, K, H0, H1, G0, G1, T1, S0, S1, P0, P1, D0, D1)
-            total = tl.dot(a, weights, input_precision=how)
+            total = add_product(a, weights, tl.zeros((BM, BN), dtype=tl.float32), EXACT, SPLIT)
         else:
             total = tl.zeros((BM, BN), dtype=tl.float32)
             for start in tl.range(0, K, BK):
                 k = start + tl.arange(0, BK)
                 a = load_patches(x, m, k, M, C, K, H0, H1, G0, G1, T1, S0, S1, P0, P1, D0, D1)
                 b = tl.load(w[None, :] + (k * columns)[:, None], mask=(k < K)[:, None] & known[None, :], other=0.0)
-                total = tl.dot(a, b, total, input_precision=how)
+                total = add_product(a, b, total, EXACT, SPLIT)
         at, there = places_made(m, n, M, N, O0, O1, G0, G1, B0, B1)
         there = there & known[None, :]
         if ADD:
@@ -100,18 +100,25 @@ def for_each(x: torch.Tensor, trials: int) -> torch.Tensor:
     return pad(x, (0, -x.shape[-1] % 4)).contiguous().expand(trials, -1, -1, -1, -1)
 
 
-def _candidates(geometry: Geometry, channels: int, made: int) -> list[Blocks]:
-    """Blocks of 32 to 128 columns, which a tensor core has work with; patches in pieces, or whole."""
+def candidates(geometry: Geometry, channels: int, made: int, split: bool) -> list[Blocks]:
+    """Blocks of 32 to 256 columns, which a tensor core has work with; patches in pieces, or whole."""
     if max(geometry.taps) == 1:
         down, across = geometry.up
         columns = min(128, triton.next_power_of_2(max(8, made * down * across)))
         common = Blocks(B0=down, B1=across, BN=columns, BK=16 if channels <= 8 else 32, EACH=1, num_warps=4)
         return [common | Blocks(BM=128, num_stages=4), common | Blocks(BM=256, num_stages=3), *apart(channels, made)]
     offered: list[Blocks] = []
-    for width, BK, warps, stages in ((64, 32, 4, 4), (128, 32, 4, 4), (64, 64, 8, 3)):
+    sizes = [(64, 128, 32, 4, 4), (128, 128, 32, 4, 4), (64, 128, 64, 8, 3)]
+    if split:
+        sizes = [(64, 128, 32, 4, 1), (64, 128, 32, 8, 1)]
+    elif min(channels, made) >= MANY:
+        sizes += [(256, 128, 64, 8, 3)]
+    for width, BM, BK, warps, stages in sizes:
         down, across = sides(geometry, made, width)
-        columns = min(128, triton.next_power_of_2(max(8, made * down * across)))
-        one = Blocks(B0=down, B1=across, BM=128, BN=columns, BK=BK, EACH=1, num_warps=warps, num_stages=stages)
+        columns = min(max(width, 128), triton.next_power_of_2(max(8, made * down * across)))
+        one = Blocks(B0=down, B1=across, BM=BM, BN=columns, BK=BK, EACH=1, num_warps=warps, num_stages=stages)
+        if split and warps == 4:
+            one["SPLIT"] = 1
         offered += [one] if one not in offered else []
     for width in (32, 64):
         down, across = sides(geometry, made, width)
@@ -145,7 +152,7 @@ def convolve(
     given = (x, w, where, None if addend is None else addend.contiguous(), turned)
     blocks = tuned(
         ("convolve", x.dtype, exact(), *geometry, x.shape[-1], made, addend is None, about(len(w))),
-        lambda: _candidates(where, x.shape[-1], made),
+        lambda: candidates(where, x.shape[-1], made, splits(x)),
         lambda blocks: convolve_by(*given, blocks),
     )
     return convolve_by(*given, blocks)

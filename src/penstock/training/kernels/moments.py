@@ -28,7 +28,7 @@ def _moments(
     The sums are of differences from the part's first row: nothing is lost where the mean is far from zero.
     """
     trial, part = tl.program_id(1), tl.program_id(0)
-    c = tl.arange(0, CP)
+    c = tl.program_id(2) * CP + tl.arange(0, CP)
     y += trial.to(tl.int64) * R * C
     first = part * EACH * BR
     origin = tl.load(y + tl.minimum(first, R - 1) * C + c, mask=c < C, other=0.0).to(tl.float32)
@@ -50,30 +50,44 @@ def _moments(
 
 @triton.jit
 def _combine(
-    parts, out, second, R, C: tl.constexpr, CP: tl.constexpr, PARTS: tl.constexpr, EACH: tl.constexpr, BR: tl.constexpr,
-    BP: tl.constexpr,
+    parts, out, second, R, C: tl.constexpr, PARTS: tl.constexpr, PLACES: tl.constexpr,
+    CP: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """out[0, trial] = the mean of each channel, and ``second`` further on its variance."""
+    """out[0, trial] = the mean of each channel, and ``second`` further on its variance; a part has so many PLACES."""
     trial = tl.program_id(0)
-    c = tl.arange(0, CP)
+    c = tl.program_id(1) * CP + tl.arange(0, CP)
     parts += trial.to(tl.int64) * (PARTS * 2 * C)
     sums = tl.zeros((BP, CP), dtype=tl.float32)
     for block in range(0, (PARTS + BP - 1) // BP):
         p = block * BP + tl.arange(0, BP)
         there = (p < PARTS)[:, None] & (c < C)[None, :]
-        count = tl.maximum(tl.minimum(R - p * (EACH * BR), EACH * BR), 0).to(tl.float32)
+        count = tl.maximum(tl.minimum(R - p * PLACES, PLACES), 0).to(tl.float32)
         sums += count[:, None] * tl.load(parts + (p * 2 * C)[:, None] + c[None, :], mask=there, other=0.0)
     mean = tl.sum(sums, 0) / R
     squares = tl.zeros((BP, CP), dtype=tl.float32)
     for block in range(0, (PARTS + BP - 1) // BP):
         p = block * BP + tl.arange(0, BP)
         there = (p < PARTS)[:, None] & (c < C)[None, :]
-        count = tl.maximum(tl.minimum(R - p * (EACH * BR), EACH * BR), 0).to(tl.float32)
+        count = tl.maximum(tl.minimum(R - p * PLACES, PLACES), 0).to(tl.float32)
         at = parts + (p * 2 * C)[:, None] + c[None, :]
         off = tl.where(there, tl.load(at, mask=there, other=0.0) - mean[None, :], 0.0)
         squares += tl.load(at + C, mask=there, other=0.0) + count[:, None] * off * off
     tl.store(out + trial * C + c, mean, mask=c < C)
     tl.store(out + second + trial * C + c, tl.sum(squares, 0) / R, mask=c < C)
+
+
+@triton.jit
+def _total(parts, out, C: tl.constexpr, PARTS: tl.constexpr, CP: tl.constexpr, BP: tl.constexpr):
+    """out[row] = Σ parts[row], in a fixed order."""
+    row = tl.program_id(0)
+    c = tl.program_id(1) * CP + tl.arange(0, CP)
+    parts += row.to(tl.int64) * (PARTS * C)
+    sums = tl.zeros((BP, CP), dtype=tl.float32)
+    for block in range(0, (PARTS + BP - 1) // BP):
+        p = block * BP + tl.arange(0, BP)
+        there = (p < PARTS)[:, None] & (c < C)[None, :]
+        sums += tl.load(parts + (p * C)[:, None] + c[None, :], mask=there, other=0.0)
+    tl.store(out + row * C + c, tl.sum(sums, 0), mask=c < C)
 
 
 def whole(y: torch.Tensor, elements: int) -> dict[str, int]:
@@ -83,12 +97,32 @@ def whole(y: torch.Tensor, elements: int) -> dict[str, int]:
     return {"R": y[0].numel() // channels, "C": channels, "CP": padded, "BR": max(1, elements // padded)}
 
 
-def parts(y: torch.Tensor, blocks: Blocks) -> dict[str, int]:
-    """The same for one that sums a trial's places in parts, so many that the device is full."""
+def parts(y: torch.Tensor, blocks: Blocks) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """The grid of a kernel that sums a trial's places in parts, which fill the device, and what it is launched with.
+
+    A program has few channels: else there would be many parts of a few places each.
+    """
     own = whole(y, blocks["ELEMENTS"])
-    rounds = triton.cdiv(own["R"], own["BR"])
-    each = triton.cdiv(rounds, min(rounds, triton.cdiv(blocks["PROGRAMS"], about(len(y)))))
-    return {**own, "PARTS": triton.cdiv(rounds, each), "EACH": each}
+    own["CP"] = min(64, own["CP"])
+    own["BR"] = max(1, blocks["ELEMENTS"] // own["CP"])
+    wide, rounds = triton.cdiv(own["C"], own["CP"]), triton.cdiv(own["R"], own["BR"])
+    each = triton.cdiv(rounds, min(rounds, triton.cdiv(blocks["PROGRAMS"], about(len(y)) * wide)))
+    own |= {"PARTS": triton.cdiv(rounds, each), "EACH": each}
+    return (own["PARTS"], len(y), wide), own
+
+
+def _few(channels: int, count: int) -> dict[str, int]:
+    """What a kernel that adds parts is launched with: few channels of many parts at a time."""
+    CP = min(16, triton.next_power_of_2(channels))
+    return {"C": channels, "PARTS": count, "CP": CP, "BP": min(2048 // CP, triton.next_power_of_2(count))}
+
+
+def total(summed: torch.Tensor) -> torch.Tensor:
+    """[…, parts, channels] summed over the parts."""
+    *rows, count, channels = summed.shape
+    own, out = _few(channels, count), summed.new_empty(*rows, channels)
+    _total[out.numel() // channels, triton.cdiv(channels, own["CP"])](summed, out, num_warps=4, **own)
+    return out
 
 
 def shape(kernel: str, y: torch.Tensor) -> tuple[str | int | torch.dtype, ...]:
@@ -108,12 +142,14 @@ def moments(y: torch.Tensor) -> torch.Tensor:
 
 def moments_by(y: torch.Tensor, blocks: Blocks) -> torch.Tensor:
     """``moments`` by given block sizes."""
-    own = parts(y, blocks)
+    grid, own = parts(y, blocks)
     summed = torch.empty(len(y), own["PARTS"], 2, own["C"], device=y.device, dtype=torch.float32)
     out = torch.empty(2, len(y), own["C"], device=y.device, dtype=torch.float32)
-    how = {"num_warps": blocks["num_warps"], "UNROLL": blocks["UNROLL"]}
-    _moments[own["PARTS"], len(y)](y, summed, **how, **own)
-    _combine[(len(y),)](summed, out, len(y) * own["C"], BP=max(1, min(64, 2048 // own["CP"])), num_warps=4, **own)
+    _moments[grid](y, summed, num_warps=blocks["num_warps"], UNROLL=blocks["UNROLL"], **own)
+    few = _few(own["C"], own["PARTS"])
+    _combine[len(y), triton.cdiv(own["C"], few["CP"])](
+        summed, out, len(y) * own["C"], own["R"], PLACES=own["EACH"] * own["BR"], num_warps=4, **few
+    )
     return out
 
 

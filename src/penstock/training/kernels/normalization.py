@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from penstock.training.kernels.choice import runs
-from penstock.training.kernels.moments import SUMMING, moments, parts, shape, whole
+from penstock.training.kernels.moments import SUMMING, moments, parts, shape, total, whole
 from penstock.training.kernels.tuning import Blocks, tuned
 
 ACTIVATIONS = {"relu": 1, "relu6": 2}
@@ -70,7 +70,7 @@ def _reduce(
     RES: g is kept. AGAIN: what was made of y is.
     """
     trial, part = tl.program_id(1), tl.program_id(0)
-    c = tl.arange(0, CP)
+    c = tl.program_id(2) * CP + tl.arange(0, CP)
     center = tl.load(mean + trial * C + c, mask=c < C, other=0.0)
     a = tl.load(scale + trial * C + c, mask=c < C, other=0.0)
     b = tl.load(bias + trial * bias_step + c, mask=c < C, other=0.0)
@@ -187,14 +187,12 @@ def reduce(
     other, keeps = y if made is None else made.contiguous(), again or made is not None
 
     def launch(blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
-        own = parts(y, blocks)
+        grid, own = parts(y, blocks)
         out = torch.empty(2, len(y), own["PARTS"], own["C"], device=y.device, dtype=torch.float32)
         kept = torch.empty_like(y) if keeps else y.new_empty(0)
         how = {"num_warps": blocks["num_warps"], "UNROLL": blocks["UNROLL"]}
-        _reduce[own["PARTS"], len(y)](
-            d, y, other, kept, *numbers, out, ACT=act, RES=made is not None, AGAIN=again, **how, **own
-        )
-        return out.sum(2), kept
+        _reduce[grid](d, y, other, kept, *numbers, out, ACT=act, RES=made is not None, AGAIN=again, **how, **own)
+        return total(out), kept
 
     return launch(tuned((*shape("reduce", y), act, made is not None, again), lambda: SUMMING, launch))
 

@@ -37,6 +37,24 @@ def load_patches(
 
 
 @triton.jit
+def add_product(a, b, total, EXACT: tl.constexpr, SPLIT: tl.constexpr):
+    """total + a · b. SPLIT: float32 as the sum of two bfloat16, which is nearer than TF32, in three products."""
+    if SPLIT:
+        high, low = _split(a)
+        other, rest = _split(b)
+        total = tl.dot(high, other, total)
+        total = tl.dot(high, rest, total)
+        return tl.dot(low, other, total)
+    return tl.dot(a, b, total, input_precision="ieee" if EXACT else "tf32")
+
+
+@triton.jit
+def _split(x):
+    high = x.to(tl.bfloat16)
+    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
 def places_made(
     m, n, M, N: tl.constexpr,
     O0: tl.constexpr, O1: tl.constexpr, G0: tl.constexpr, G1: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr,
@@ -58,41 +76,51 @@ def places_made(
 @triton.jit
 def _spread(
     w, table, out, trial_step, tap_step, c_step, n_step, T: tl.constexpr, C: tl.constexpr, N: tl.constexpr,
-    K: tl.constexpr, PLACES: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, PLACES: tl.constexpr, TURNED: tl.constexpr, DENSE: tl.constexpr, BR: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
-    """out[trial, place of the patch, c, place of the block, n] = w[trial, the tap between them, c, n], or zero."""
-    trial = tl.program_id(1).to(tl.int64)
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    k = e // (PLACES * N)
-    own = e // N % PLACES
-    c = k % C
-    n = e % N
-    there = k < K
-    tap = tl.load(table + k // C * PLACES + own, mask=there, other=T)
-    at = (T - 1 - tap if TURNED else tap) * tap_step + c * c_step + n * n_step
-    value = tl.load(w + trial * trial_step + at, mask=there & (tap < T), other=0.0)
-    tl.store(out + trial * (K * PLACES * N) + e, value.to(out.dtype.element_ty), mask=there)
+    """out[trial, place of the patch, c, place of the block, n] = w[trial, the tap between them, c, n], or zero.
+
+    A program goes through all taps of some channels, which lie side by side in a parameter. DENSE: without a gap.
+    """
+    trial = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    patch: tl.constexpr = K // C
+    c = row // patch
+    place = row % patch
+    there = (row < K)[:, None] & (n < N)[None, :]
+    w += trial * trial_step
+    to = out + trial * (K * PLACES * N) + ((place * C + c) * (PLACES * N))[:, None] + n[None, :]
+    for own in range(0, PLACES):
+        if DENSE:
+            value = tl.load(w + row[:, None] + (n * n_step)[None, :], mask=there, other=0.0)
+        else:
+            tap = tl.load(table + place * PLACES + own, mask=row < K, other=T)
+            at = (T - 1 - tap if TURNED else tap) * tap_step + c * c_step
+            value = tl.load(w + at[:, None] + (n * n_step)[None, :], mask=there & (tap < T)[:, None], other=0.0)
+        tl.store(to + own * N, value.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _collect(
-    parts, table, out, T: tl.constexpr, C: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    parts, table, out, T: tl.constexpr, C: tl.constexpr, OWN: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    PLACES: tl.constexpr, PARTS: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """out[trial, tap, c, n] = Σ over parts and places of a block of what lies between a patch and them."""
-    trial = tl.program_id(1).to(tl.int64)
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tap = e // (C * N)
-    c = e // N % C
-    n = e % N
-    there = tap < T
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    """out[trial, n, c, tap] = Σ over parts and places of a block of what lies between a patch and them, c < OWN."""
+    trial = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    c = row // T
+    there = (c < OWN)[:, None] & (n < N)[None, :]
+    parts += trial * (PARTS * K * PLACES * N)
+    total = tl.zeros((BR, BN), dtype=tl.float32)
     for own in range(0, PLACES):
-        place = tl.load(table + tap * PLACES + own, mask=there, other=0)
-        at = ((place * C + c) * PLACES + own) * N + n
+        place = tl.load(table + row % T * PLACES + own)
+        at = (((place * C + c) * PLACES + own) * N)[:, None] + n[None, :]
         for part in range(0, PARTS):
-            total += tl.load(parts + (trial * PARTS + part) * (K * PLACES * N) + at, mask=there, other=0.0)
-    tl.store(out + trial * (T * C * N) + e, total, mask=there)
+            total += tl.load(parts + part * (K * PLACES * N) + at, mask=there, other=0.0)
+    tl.store(out + trial * (OWN * T * N) + (n * (OWN * T))[None, :] + row[:, None], total, mask=there)
 
 
 @dataclass(frozen=True)
@@ -106,10 +134,12 @@ class Cut:
     between: torch.Tensor
     through: torch.Tensor
 
-    @property
-    def common(self) -> dict[str, int]:
-        """What the kernels of weights are compiled for."""
-        return {name: self.constants[name] for name in ("C", "N", "K")} | {"PLACES": self.places, "BLOCK": 1024}
+    def tiles(self, rows: int) -> tuple[tuple[int, int], dict[str, int]]:
+        """The grid of a trial, and what kernels of weights are compiled for, with so many rows of outputs."""
+        wide = min(32, triton.next_power_of_2(self.constants["N"]))
+        own = {name: self.constants[name] for name in ("C", "N", "K")} | {"PLACES": self.places}
+        own |= {"BR": 1024 // wide, "BN": wide}
+        return (triton.cdiv(rows, own["BR"]), triton.cdiv(own["N"], wide)), own
 
 
 @cache
@@ -131,18 +161,20 @@ def spread(w: torch.Tensor, cut: Cut, dtype: torch.dtype, turned: bool) -> torch
 
     ``turned``: they are those of the way there, whose outputs are the channels here.
     """
-    size = cut.constants["K"] * cut.columns
-    steps = w.transpose(2, 3).stride() if turned else w.stride()
+    trial, tap, c, n = w.transpose(2, 3).stride() if turned else w.stride()
     out = torch.empty(len(w), cut.constants["K"], cut.columns, device=w.device, dtype=dtype)
-    _spread[triton.cdiv(size, 1024), len(w)](w, cut.between, out, *steps, T=w.shape[1], TURNED=turned, **cut.common)
+    dense = not turned and cut.places == 1 and (tap, c) == (1, w.shape[1])
+    grid, own = cut.tiles(cut.constants["K"])
+    _spread[*grid, len(w)](w, cut.between, out, trial, tap, c, n, T=w.shape[1], TURNED=turned, DENSE=dense, **own)
     return out
 
 
-def collect(parts: torch.Tensor, cut: Cut, taps: int) -> torch.Tensor:
-    """The gradients of a trial's weights, [trials, taps, channels, outputs], from those of a patch and a block."""
-    made, channels = cut.constants["N"], cut.constants["C"]
-    out = torch.empty(len(parts), taps, channels, made, device=parts.device, dtype=torch.float32)
-    _collect[triton.cdiv(taps * channels * made, 1024), len(parts)](
-        parts, cut.through, out, T=taps, PARTS=parts.shape[1], **cut.common
-    )
-    return out
+def collect(parts: torch.Tensor, cut: Cut, taps: int, channels: int) -> torch.Tensor:
+    """The gradients of a trial's weights, [trials, taps, channels, outputs], from those of a patch and a block.
+
+    They lie as in the parameter, [trials, outputs, channels, taps].
+    """
+    out = torch.empty(len(parts), cut.constants["N"], channels, taps, device=parts.device, dtype=torch.float32)
+    grid, own = cut.tiles(channels * taps)
+    _collect[*grid, len(parts)](parts, cut.through, out, T=taps, OWN=channels, PARTS=parts.shape[1], **own)
+    return out.permute(0, 3, 2, 1)

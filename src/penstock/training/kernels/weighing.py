@@ -11,12 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
+from penstock.training.kernels.apart import MANY, weigh_apart
 from penstock.training.kernels.apart import offered as apart
-from penstock.training.kernels.apart import weigh_apart
-from penstock.training.kernels.choice import exact, runs
+from penstock.training.kernels.choice import exact, runs, splits
 from penstock.training.kernels.convolution import convolve, for_each, patches_twin
 from penstock.training.kernels.geometry import Geometry, axis, sides
-from penstock.training.kernels.patches import collect, cut, load_patches, places_made
+from penstock.training.kernels.patches import add_product, collect, cut, load_patches, places_made
 from penstock.training.kernels.tuning import Blocks, about, tuned
 
 
@@ -28,6 +28,7 @@ def _weigh(
     B0: tl.constexpr, B1: tl.constexpr, T1: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
     P0: tl.constexpr, P1: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     PARTS: tl.constexpr, EACH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    SPLIT: tl.constexpr = 0,
 ):  # fmt: skip
     """out[trial, part, k, n] = Σ_m patch[m, k] · g[trial, m, n] over the blocks of a part."""
     part = tl.program_id(0) % PARTS
@@ -44,15 +45,15 @@ def _weigh(
         a = load_patches(x, m, k, M, C, K, H0, H1, G0, G1, T1, S0, S1, P0, P1, D0, D1)
         at, there = places_made(m, n, M, N, O0, O1, G0, G1, B0, B1)
         b = tl.load(g + at, mask=there & known[None, :], other=0.0)
-        total = tl.dot(tl.trans(a), b, total, input_precision="ieee" if EXACT else "tf32")
+        total = add_product(tl.trans(a), b, total, EXACT, SPLIT)
     to = (trial * (PARTS * K * columns) + part * (K * columns) + n)[None, :] + (k * columns)[:, None]
     tl.store(out + to, total, mask=(k < K)[:, None] & known[None, :])
 
 
-def weigh_by(x: torch.Tensor, g: torch.Tensor, geometry: Geometry, blocks: Blocks) -> torch.Tensor:
-    """``weigh`` by given block sizes."""
+def weigh_by(x: torch.Tensor, g: torch.Tensor, geometry: Geometry, channels: int, blocks: Blocks) -> torch.Tensor:
+    """``weigh`` by given block sizes, for the first ``channels`` of the images."""
     if "APART" in blocks:
-        return weigh_apart(x, g, geometry)
+        return weigh_apart(x[..., :channels], g, geometry)
     trials, examples = len(g), x.shape[1]
     by = cut(geometry, x.shape[-1], g.shape[-1], blocks["B0"], blocks["B1"], x.device)
     m, k = examples * by.blocks, by.constants["K"]
@@ -64,28 +65,36 @@ def weigh_by(x: torch.Tensor, g: torch.Tensor, geometry: Geometry, blocks: Block
     _weigh[parts * triton.cdiv(k, blocks["BK"]), triton.cdiv(by.columns, blocks["BN"]), trials](
         x, g, out, m, x.stride(0), g.stride(0), EXACT=exact(), PARTS=parts, EACH=each, **by.constants, **own
     )
-    return collect(out, by, geometry.taps[0] * geometry.taps[1])
+    return collect(out, by, geometry.taps[0] * geometry.taps[1], channels)
 
 
-def _candidates(geometry: Geometry, channels: int, made: int, trials: int) -> list[Blocks]:
-    """Blocks of about 64 columns, cut into enough parts to fill a device."""
-    down, across = sides(geometry, made, 64)
-    patch = channels * axis(geometry, 0, down).taps * axis(geometry, 1, across).taps
-    long = max(16, triton.next_power_of_2(patch))
-    columns = min(128, triton.next_power_of_2(max(8, made) * down * across))
-    common = Blocks(B0=down, B1=across, BN=columns, num_stages=3, PARTS=max(2, 256 // about(trials)))
-    offered = [common | Blocks(BM=64, BK=min(64, long), num_warps=4)]
-    if long > 64:
-        offered.append(common | Blocks(BM=64, BK=128, num_warps=8))
-    if long > 128 and columns < 128:  # the patches in few pieces, so that the gradient is read as often
-        offered.append(common | Blocks(BM=32, BK=256, num_warps=8))
-        offered.append(common | Blocks(BM=64, BK=256, num_warps=4, num_stages=1))
-    return [*offered, *apart(channels, made)]
+def candidates(geometry: Geometry, channels: int, made: int, trials: int, split: bool) -> list[Blocks]:
+    """Blocks of 32 to 256 columns, cut into enough parts to fill a device."""
+    if split:  # nothing is copied ahead: more programs at a time are worth more
+        sizes = [(64, 128, 64, 8, 1), (64, 128, 32, 4, 1), (64, 64, 64, 4, 1), (32, 128, 32, 8, 1)]
+    else:
+        sizes = [(64, 64, 64, 4, 3), (64, 128, 64, 8, 3), (64, 256, 32, 8, 3), (64, 256, 64, 4, 1)]
+    if min(channels, made) >= MANY and not split:
+        sizes += [(128, 128, 64, 4, 3), (256, 128, 32, 8, 4)]
+    offered = []
+    for width, BK, BM, warps, stages in sizes:
+        down, across = sides(geometry, made, width)
+        patch = channels * axis(geometry, 0, down).taps * axis(geometry, 1, across).taps
+        columns = triton.next_power_of_2(max(8, made) * down * across)
+        BN, BK = min(max(width, 128), columns), min(BK, max(16, triton.next_power_of_2(patch)))
+        if 128 * 32 * warps < BK * BN:  # more than the registers hold
+            continue
+        programs = about(trials) * triton.cdiv(patch, BK) * triton.cdiv(columns, BN)
+        parts = max(1 if programs >= 1024 else 2, (1024 if split else 256) // programs)
+        one = Blocks(B0=down, B1=across, BN=BN, BK=BK, BM=BM, num_warps=warps, num_stages=stages, PARTS=parts)
+        offered += [one | Blocks(SPLIT=1) if split else one]
+    kept = [blocks for i, blocks in enumerate(offered) if blocks not in offered[:i]]
+    return [*kept, *apart(channels, made)]
 
 
 @torch.library.custom_op("penstock::weigh", mutates_args=(), schema="(Tensor x, Tensor g, int[] geometry) -> Tensor")
 def weigh(x: torch.Tensor, g: torch.Tensor, geometry: list[int]) -> torch.Tensor:
-    """The gradient of the weights, [trials, taps, channels, outputs], in float32."""
+    """The gradient of the weights, [trials, taps, channels, outputs], in float32, which lies as the parameter does."""
     where = Geometry.from_flat(geometry)
     if not runs(x, where.numbers(x.shape[1], x.shape[-1], g.shape[-1])):
         return weigh_twin(x, g, geometry)
@@ -93,21 +102,22 @@ def weigh(x: torch.Tensor, g: torch.Tensor, geometry: list[int]) -> torch.Tensor
     x, g = for_each(x, len(g)), g.contiguous()
     blocks = tuned(
         ("weigh", x.dtype, exact(), *geometry, x.shape[-1], made, about(len(g))),
-        lambda: _candidates(where, x.shape[-1], made, len(g)),
-        lambda blocks: weigh_by(x, g, where, blocks),
+        lambda: candidates(where, x.shape[-1], made, len(g), splits(x)),
+        lambda blocks: weigh_by(x, g, where, channels, blocks),
     )
-    return weigh_by(x, g, where, blocks)[:, :, :channels].contiguous()
+    return weigh_by(x, g, where, channels, blocks)
 
 
 @weigh.register_fake
 def _(x: torch.Tensor, g: torch.Tensor, geometry: list[int]) -> torch.Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return x.new_empty(len(g), geometry[4] * geometry[5], x.shape[-1], g.shape[-1], dtype=dtype)
+    made = x.new_empty(len(g), g.shape[-1], x.shape[-1], geometry[4] * geometry[5], dtype=dtype)
+    return made.permute(0, 3, 2, 1)
 
 
 def weigh_twin(x: torch.Tensor, g: torch.Tensor, geometry: list[int]) -> torch.Tensor:
-    made = torch.einsum("fnhwtc,fnhwo->ftco", patches_twin(x.expand(len(g), -1, -1, -1, -1), geometry), g)
-    return made.to(torch.promote_types(x.dtype, torch.float32))
+    made = torch.einsum("fnhwtc,fnhwo->foct", patches_twin(x.expand(len(g), -1, -1, -1, -1), geometry), g)
+    return made.to(torch.promote_types(x.dtype, torch.float32)).contiguous().permute(0, 3, 2, 1)
 
 
 class _Convolution(torch.autograd.Function):
