@@ -1,5 +1,6 @@
 """What only a CUDA device shows: where tensors live, mixed precision with a scaler, and going on from a state."""
 
+import gc
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ import penstock as ps
 from penstock.events import Reported, read
 from penstock.training.speeding import Speeding
 from tests.tasks import Blobs
+from tests.training.together import Together, Trials
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SPACE = {"lr": ps.loguniform(1e-3, 1)}
@@ -96,6 +98,40 @@ class Net(ps.Task):
 
 
 FUSED = {"lr": ps.loguniform(1e-4, 1e-2), "dropout": ps.uniform(0, 0.5)}
+
+
+class Wide(Blobs):
+    """Activations of 16 MB a trial and layer."""
+
+    batch_size = 2048
+
+    def data(self, config):
+        x, y = torch.randn(2048, 6), torch.randint(2, (2048,))
+        return (x, y), (x[:8], y[:8])
+
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, 2048), nn.Tanh(), nn.Linear(2048, 64), nn.Tanh(), nn.Linear(64, 2))
+
+
+def held():
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def test_a_captured_step_holds_what_it_uses_and_nothing_of_it_stays():
+    trials = Trials(Wide(), device=torch.device("cuda"))
+    fused = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(4))).step().step().fused
+    before = held()
+    fused.speeding.wanted = "captured"
+    fused.step()
+    [step] = fused.fast.values()
+    assert not fused.recipe.refusals
+    assert step.bytes > 4 * 2**24
+    assert held() - before <= step.bytes + 2**26  # what libraries keep for themselves
+    fused.fast.clear()
+    del step
+    assert held() - before <= 2**26
 
 
 @pytest.mark.parametrize("faster", [None, "captured", "compiled"])

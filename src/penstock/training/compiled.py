@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -164,6 +164,7 @@ class CapturedStep(FastStep):
         self, way: Way, task: Task, flats: Sequence[Flat], inputs: Inputs, shared: bool, step: FastStep | None = None
     ) -> None:
         super().__init__(way, task, flats, inputs, shared)
+        torch.cuda.empty_cache()  # or what is kept from here on would be cut from, and hold, large pieces that are free
         self._own = Inputs(
             inputs.rows,
             inputs.state,
@@ -174,7 +175,7 @@ class CapturedStep(FastStep):
         self._addresses = _addresses(inputs)
         run = partial(self._train, *self._tensors(self._own)) if step is None else partial(step, self._own)
         with inputs.unchanged():
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream = _stream(torch.cuda.current_device())
             stream.wait_stream(torch.cuda.current_stream())
             try:
                 with torch.cuda.stream(stream):
@@ -182,7 +183,7 @@ class CapturedStep(FastStep):
                     self.bytes = _room(run)
                 torch.cuda.current_stream().wait_stream(stream)
                 self._graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self._graph):
+                with torch.cuda.graph(self._graph, stream=stream):
                     torch.empty(self.bytes, dtype=torch.uint8, device=inputs.rows[0].device)  # all of it in one piece
                     self._losses = run()
             finally:
@@ -201,6 +202,16 @@ class CapturedStep(FastStep):
                     into.copy_(value)
         self._graph.replay()
         return self._losses
+
+
+@cache
+def _stream(device: int) -> Any:
+    """That of all recordings on a device. What cuBLAS keeps for a stream is none of a graph's own memory."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        one = torch.ones(1, 1, device=device)
+        one @ one
+    return stream
 
 
 def _room(run: Callable[[], object]) -> int:

@@ -269,6 +269,7 @@ class Fused:
 
     def _hurry(self, first: int, last: int, batch: Any, shared: bool) -> FastStep | None:
         """Make the faster step that is wanted."""
+        self._stack.spare()
         made = self.speeding.make(self._inputs(first, last, batch), shared, self.trials[0], self._stack.flats)
         self.fast = {} if made is None else {step_kind(last - first, shared, batch): made}
         return made

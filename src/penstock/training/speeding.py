@@ -17,7 +17,7 @@ from penstock.training.kernels.agreement import check
 from penstock.training.kernels.choice import available, kernels
 
 COMPILING = 60.0  # seconds that compiling takes, until it was measured
-SAVED = 0.25  # the share of a step that compiling saves, until it was measured
+SAVED = {"cpu": 0.25, "cuda": 0.5}  # the share of a step that compiling saves, until it was measured
 CAPTURING = 10  # steps that a capture costs about
 TIMED = 5  # steps after which a compiled step is known
 
@@ -34,7 +34,7 @@ class Speeding:
     def consider(self, certain: int, pace: float) -> None:
         """Decide, given how many steps are certain and the seconds that a plain one takes."""
         self.pace = pace
-        cost, saved = self.recipe.compiling or (COMPILING, SAVED)
+        cost, saved = self.recipe.compiling or (COMPILING, _saved())
         if self.recipe.compilable and certain * pace * saved > cost:
             self.wanted = "compiled"
         elif self.recipe.capturable and certain > 5 * CAPTURING and torch.cuda.is_available():
@@ -73,7 +73,7 @@ class Speeding:
                 return CapturedStep(*given)
             step = CompiledStep(*given)
             agree(step, inputs)
-            recipe.compiling = (time.perf_counter() - began, (recipe.compiling or (0.0, SAVED))[1])
+            recipe.compiling = (time.perf_counter() - began, (recipe.compiling or (0.0, _saved()))[1])
             return CapturedStep(*given, step) if recipe.capturable and inputs.rows[0].is_cuda else step
 
     def _with_kernels(self, inputs: Inputs, shared: bool, task: Task, flats: Any) -> bool:
@@ -100,6 +100,10 @@ class Speeding:
         if self.recipe.compiling is not None:
             self.recipe.compiling = (self.recipe.compiling[0], max(0.0, 1 - pace / self.pace))
         return pace <= self.pace
+
+
+def _saved() -> float:
+    return SAVED["cuda" if torch.cuda.is_available() else "cpu"]
 
 
 def _seconds(step: FastStep, inputs: Inputs) -> float:
