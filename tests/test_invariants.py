@@ -159,7 +159,8 @@ def test_5_a_placement_is_logged_before_it_takes_effect(monkeypatch):
 
 
 def test_5_between_reports_states_are_written_as_often_as_costs_little(monkeypatch):
-    monkeypatch.setattr("penstock.training.bundles.SAVING", float("inf"))  # saving is free: save at every step
+    for run in ("solo_run", "fused_run"):
+        monkeypatch.setattr(f"penstock.training.{run}.SAVING", float("inf"))  # saving is free: save at every step
     study(Blobs(), algorithm=ps.Random(budget=2), trials=1).run(progress=False)
     events = list(read(Path(".penstock/s/log.jsonl")))
     assert [e.state.step for e in events if isinstance(e, Saved)] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]

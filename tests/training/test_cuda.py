@@ -138,8 +138,8 @@ def test_a_captured_step_holds_what_it_uses_and_nothing_of_it_stays():
 def test_fused_trials_learn_as_they_do_alone(faster, monkeypatch):
     consider, recipes = Speeding.consider, []
 
-    def wish(self, certain, pace):
-        consider(self, certain, pace)
+    def wish(self, *given, **how):
+        consider(self, *given, **how)
         self.wanted = faster
         recipes.append(self.recipe)
 

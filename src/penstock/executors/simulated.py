@@ -18,7 +18,7 @@ from penstock.executors.simulated_settings import Simulated as Simulated
 from penstock.seeds import key
 from penstock.tabulated import TabulatedTask
 from penstock.task import Task
-from penstock.training.bundles import explain
+from penstock.training.runs import explain
 from penstock.training.worker import Worker
 from penstock.trial import Config, Report
 

@@ -14,12 +14,12 @@ from penstock import seeds
 from penstock.bundle import Description
 from penstock.errors import TaskError
 from penstock.task import task_name
-from penstock.training.bundles import out_of_memory
 from penstock.training.checkpoint import check_loadable
 from penstock.training.data import ABSENT, ReadConfig
 from penstock.training.loop import Training
 from penstock.training.parts import Part
 from penstock.training.randomness import position, seed_everything
+from penstock.training.runs import out_of_memory
 from penstock.training.signature import attributes, compared, signature
 from penstock.training.stacked import Unfusable
 from penstock.trial import Config

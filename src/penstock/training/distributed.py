@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from penstock.training.bundles import out_of_memory
 from penstock.training.checkpoint import State
 from penstock.training.gang import Gang, Unspreadable, torn
 from penstock.training.keyed import Solo
 from penstock.training.loop import Training
 from penstock.training.parts import InParts, Part
+from penstock.training.runs import out_of_memory
 from penstock.training.synced import synchronize, unsynchronized
 
 CHECKED = 4  # batches that are taken whole and in parts: in one alone, parts may happen to be alike

@@ -62,6 +62,7 @@ class Recipe:
     told: tuple[str, str | None] | None = None  # the way and ``alone``, as they were told last
     compilable: bool = True
     capturable: bool = True
+    pace: tuple[int, float] | None = None  # how many trials took a plain step last, and its seconds
     kernels: bool | None = None  # whether Penstock's own are used in a compiled step, once that is known
     compiling: tuple[float, float] | None = None  # seconds that compiling took, and the share of a step that it saved
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from penstock.errors import TaskError
-from penstock.training.bundles import out_of_memory
+from penstock.training.runs import out_of_memory
 
 MEETING = float(environ.get("PENSTOCK_MEETING", "30"))  # seconds that the workers of a trial have to meet
 MOMENT = 0.002  # seconds between two looks whether all have come

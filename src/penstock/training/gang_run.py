@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.bundle import Bundle, Finished, Gathering, Measured, Parted, Saved, Stopped, WorkerEvent
 from penstock.curve import doublings
 from penstock.task import cannot_share, shards
-from penstock.training.bundles import SAVING, Events, OneTrial, explain, failed, out_of_memory
+from penstock.training.runs import SAVING, Events, OneTrial, explain, failed, out_of_memory
 from penstock.trial import Report, StateRef, Usage
 
 if TYPE_CHECKING:

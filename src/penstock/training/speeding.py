@@ -31,9 +31,9 @@ class Speeding:
         self.pace: float | None = None  # seconds of a plain step
         self.making = 0.0  # seconds that went into making steps, which are no step's own
 
-    def consider(self, certain: int, pace: float) -> None:
-        """Decide, given how many steps are certain and the seconds that a plain one takes."""
-        self.pace = pace
+    def consider(self, certain: int, pace: float, *, known: bool = True) -> None:
+        """Decide, given how many steps are certain and what seconds a plain one takes, at least, if not ``known``."""
+        self.pace, self.wanted = pace if known else None, None
         cost, saved = self.recipe.compiling or (COMPILING, _saved())
         if self.recipe.compilable and certain * pace * saved > cost:
             self.wanted = "compiled"

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.bundle import Bundle, Description, Gathering, Job, Placement, Stopped, WorkerEvent
 from penstock.task import FunctionTask, Task, shards
-from penstock.training.bundles import Events, FusedRun, Run, Solo
+from penstock.training.fused_run import FusedRun
+from penstock.training.runs import Events, Run
+from penstock.training.solo_run import SoloRun
 from penstock.trial import Config, StateRef
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ class Worker:
             from penstock.training.gang_run import GangRun
 
             return GangRun(self, bundle)
-        return FusedRun(self, bundle) if bundle.mode == "fused" else Solo(self, bundle)
+        return FusedRun(self, bundle) if bundle.mode == "fused" else SoloRun(self, bundle)
 
     def close(self) -> None:
         """Leave at once, without saving, and let data and trials go: a study outlives its run until Python looks."""

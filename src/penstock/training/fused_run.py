@@ -1,142 +1,18 @@
-"""What a worker does with a bundle: trains one trial solo, or several fused, and tells what happens.
-
-Both are generators of events, with None at every step boundary; a bundle is declared anew between two of them.
-"""
+"""Several trials of a signature on one worker, trained as one model."""
 
 from __future__ import annotations
 
 import time
-import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Placement, Saved, Stopped, WorkerEvent
-from penstock.errors import StudyError, TaskError
+from penstock.training.runs import SAVING, Events, Run, failed, key, out_of_memory, same
 from penstock.trial import Report, StateRef, Usage
 
 if TYPE_CHECKING:
     from penstock.training.worker import Worker
-
-SAVING = 0.01  # the share of training time that states between reports may cost (invariant 5)
-Events = Generator[WorkerEvent | Gathering | None, None, None]
-
-
-class Run(ABC):
-    """A bundle on its worker."""
-
-    def __init__(self, worker: Worker, bundle: Bundle) -> None:
-        self.worker, self.bundle = worker, bundle
-
-    @abstractmethod
-    def declare(self, bundle: Bundle) -> bool:
-        """Change at the next boundary to what the bundle should hold; False where it is another bundle.
-
-        Everyone leaves this one then.
-        """
-
-    @abstractmethod
-    def events(self) -> Events:
-        """Train until nobody is left."""
-
-    @property
-    @abstractmethod
-    def over(self) -> bool:
-        """Whether nobody is left."""
-
-
-class OneTrial(Run):
-    """A bundle of one trial, on one worker or on several."""
-
-    def __init__(self, worker: Worker, bundle: Bundle) -> None:
-        super().__init__(worker, bundle)
-        (self.placement,) = bundle.placements
-        self.budget, self.leaving = self.placement.budget, False
-        self._over = False
-
-    @property
-    def over(self) -> bool:
-        return self._over
-
-    def declare(self, bundle: Bundle) -> bool:
-        if any(_same(p, self.placement) for p in bundle.placements):
-            self.budget, self.leaving = bundle.placements[0].budget, False
-            return True
-        self.leaving = True
-        return not bundle.placements
-
-
-class Solo(OneTrial):
-    """One trial on one worker."""
-
-    def events(self) -> Events:
-        try:
-            yield from self._train(1)
-        except Exception as error:
-            self._over = True
-            yield failed(self.placement, error)
-
-    def _train(self, parts: int) -> Events:
-        """Train, with each batch in so many parts; where memory runs out, again from the last state with more."""
-        worker, placement = self.worker, self.placement
-        trial, attempt = placement.trial, placement.attempt
-        began = saved = time.perf_counter()
-        steps: Generator[Any, None, None] | None = None
-        run: Any = None
-        try:
-            run = worker.begin(placement)
-            if parts > 1 and (reason := run.divide(parts)):
-                raise MemoryError(f"Its batch does not fit into memory, nor can it be taken in parts: {reason}.")
-            first_step, steps = run.step, run.steps()
-            for metrics in steps:
-                now = time.perf_counter()
-                due = now - saved > worker.save_cost / SAVING
-                if metrics is None:
-                    if due and run.can_stop and (state := self._save(run)) is not None:
-                        yield Saved(trial, attempt, state)
-                        saved = time.perf_counter()
-                    yield None
-                    if self.leaving and run.can_stop:
-                        self._over = True
-                        yield Stopped(trial, attempt, self._save(run))
-                        return
-                    continue
-                state = None
-                if run.unit >= self.budget or due or run.urgent:
-                    state = self._save(run)
-                    saved = time.perf_counter()
-                usage = Usage(now - began, run.step - first_step, worker.peak_bytes())
-                began, first_step = now, run.step
-                yield Report(trial, run.unit, metrics, attempt, state, usage)
-                if run.unit >= self.budget:
-                    self._over = True
-                    yield Finished(trial, attempt)
-                    return
-                if self.leaving:
-                    self._over = True
-                    yield Stopped(trial, attempt, state or self._save(run))
-                    return
-            self._over = True
-            yield Finished(trial, attempt)  # a function that returned before its grant
-        except Exception as error:
-            if steps is None or not out_of_memory(error) or not hasattr(run, "divide"):
-                raise
-        finally:
-            if steps is not None:
-                steps.close()
-        del run, steps
-        worker.free()
-        yield from self._train(2 * parts)
-
-    def _save(self, run: Any) -> StateRef | None:
-        if (state := run.state()) is None:
-            return None
-        ref = self.worker.save(self.placement, state)
-        self.placement = replace(self.placement, state=ref, inherited=False)  # where it would begin again
-        if run.unit >= self.budget:
-            self.worker.keep_warm(ref, run, state.get("random"))
-        return ref
 
 
 @dataclass
@@ -162,14 +38,14 @@ class FusedRun(Run):
 
     @property
     def over(self) -> bool:
-        return not self.members and all(_key(placement) in self.seen for placement in self.placements)
+        return not self.members and all(key(placement) in self.seen for placement in self.placements)
 
     def declare(self, bundle: Bundle) -> bool:
         ours = bundle.name == self.bundle.name or not bundle.placements
         declared = bundle.placements if ours else ()
         for placement in self.placements:  # whoever goes before it began has nothing to save
-            if _key(placement) not in self.seen and not any(_same(placement, other) for other in declared):
-                self.seen.add(_key(placement))
+            if key(placement) not in self.seen and not any(same(placement, other) for other in declared):
+                self.seen.add(key(placement))
                 self.worker.say(Stopped(placement.trial, placement.attempt, placement.state))
         self.placements = declared
         if ours:
@@ -185,12 +61,14 @@ class FusedRun(Run):
         self.fused = Fused(recipe, max(1, len(self.placements)))
         self.measuring: Any = None
         self.paced = (0, 0.0)  # steps since the last unit, and their seconds
+        self.together: list[Any] = []  # who that was
         saved = time.perf_counter()
         try:
             while True:
                 yield from self._change()
                 if not self.members:
                     return
+                self._expect()
                 if self.measuring is not None:  # who has left is not waited for
                     self.measuring.trials = min(self.measuring.trials, len(self.members))
                 began = time.perf_counter()
@@ -241,14 +119,14 @@ class FusedRun(Run):
     def _change(self) -> Events:
         wanted = {(p.trial, p.attempt): p for p in self.placements}
         for member in list(self.members):
-            placement = wanted.get(_key(member.placement))
+            placement = wanted.get(key(member.placement))
             if placement is None:
                 yield self._stop(member)
             else:
                 member.placement = placement
         entering = [p for key, p in wanted.items() if key not in self.seen]
         for placement in entering:
-            self.seen.add(_key(placement))
+            self.seen.add(key(placement))
             try:
                 training = self.worker.begin(placement)
             except Exception as error:
@@ -398,6 +276,21 @@ class FusedRun(Run):
         way = self.fused.recipe.way
         return "solo" if way is None else way.name
 
+    def _expect(self) -> None:
+        """When trials have come or gone: a faster step for those here, if it pays by what was seen of others."""
+        now = [member.training for member in self.members]
+        if [id(training) for training in now] == [id(training) for training in self.together]:
+            return
+        self.together, self.paced = now, (0, 0.0)
+        if self.fused.recipe.pace is not None and self.measuring is None:
+            trials, seconds = self.fused.recipe.pace
+            self.fused.speeding.consider(self._certain(), seconds * min(1.0, len(now) / trials), known=False)
+
+    def _certain(self, ended: int = 0) -> int:
+        """How many steps are left until the first trial leaves, after so many more units."""
+        units = ((m.placement.budget - m.training.unit - ended) * m.training.unit_length for m in self.members)
+        return int(min(units))
+
     def _pace(self, began: float, ended: bool) -> None:
         """After each unit, see whether a faster step would pay, or does."""
         if ended:
@@ -412,8 +305,8 @@ class FusedRun(Run):
             self.fused.fast.clear()
             self.fused.recipe.compilable = self.fused.recipe.capturable = False
         elif not self.fused.fast:
-            left = [(m.placement.budget - m.training.unit - 1) * m.training.unit_length for m in self.members]
-            speeding.consider(min(left), seconds / steps)
+            self.fused.recipe.pace = len(self.members), seconds / steps
+            speeding.consider(self._certain(1), seconds / steps)
 
     # What is told of a trial
 
@@ -441,27 +334,6 @@ class FusedRun(Run):
         return member.state
 
 
-def _same(one: Placement, other: Placement) -> bool:
-    return _key(one) == _key(other)
-
-
-def _key(placement: Placement) -> tuple[int, int]:
-    return placement.trial, placement.attempt
-
-
-def failed(placement: Placement, error: Exception) -> Failed:
-    """What is told of a trial that an error ended."""
-    said, unwritten = explain(error), isinstance(error, StudyError)
-    return Failed(placement.trial, placement.attempt, said, died=out_of_memory(error), unwritten=unwritten)
-
-
-def explain(error: Exception) -> str:
-    """An error as text: its message alone where that says all."""
-    if isinstance(error, TaskError | StudyError):
-        return str(error)
-    return "".join(traceback.format_exception(error)).strip()
-
-
 def _no_memory(size: int) -> str:
     return f"memory ran out with more than {size} trials together"
 
@@ -471,8 +343,3 @@ def _why_halved(error: Exception, size: int) -> str:
     if isinstance(cause, Exception) and not out_of_memory(cause):
         return f"a step of more than {size} trials failed half-way, with {type(cause).__name__}: {cause}"
     return _no_memory(size)
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether a retry on a freer device may help."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

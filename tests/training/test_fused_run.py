@@ -10,7 +10,7 @@ from torch import nn
 from penstock.bundle import Bundle, Failed, Finished, Job, Measured, Placement, Saved, Stopped
 from penstock.errors import TaskError
 from penstock.profiles import best_size
-from penstock.training import bundles, measuring, speeding
+from penstock.training import fused_run, measuring, runs, speeding
 from penstock.training.checkpoint import load
 from penstock.training.compiled import FastStep
 from penstock.training.fused import Fused
@@ -200,7 +200,7 @@ def test_whoever_was_told_that_it_left_does_not_come_back_by_an_old_declaration(
 
 
 def test_states_between_reports_are_those_of_the_trials_alone(driven, monkeypatch):
-    monkeypatch.setattr(bundles, "SAVING", float("inf"))  # saving is free: at every step
+    monkeypatch.setattr(fused_run, "SAVING", float("inf"))  # saving is free: at every step
     driven.place(*(driven.placement(trial, 2) for trial in range(2)))
     driven.go_on()
     for trial in range(2):
@@ -354,15 +354,15 @@ def test_an_error_that_is_nobodys_is_told_of_each(driven, monkeypatch):
 
 
 def test_an_error_says_all_and_an_error_in_the_task_what_is_wrong_with_it():
-    assert bundles.explain(TaskError("no optimizer")) == "no optimizer"
-    assert bundles.explain(ValueError("no number")) == "ValueError: no number"
+    assert runs.explain(TaskError("no optimizer")) == "no optimizer"
+    assert runs.explain(ValueError("no number")) == "ValueError: no number"
 
 
 @pytest.mark.parametrize(
     ("error", "died"), [(MemoryError(), True), (torch.OutOfMemoryError(), True), (RuntimeError("memory"), False)]
 )
 def test_a_lack_of_memory_may_be_gone_at_the_next_attempt(error, died):
-    assert bundles.out_of_memory(error) is died
+    assert runs.out_of_memory(error) is died
 
 
 # Memory
@@ -591,12 +591,22 @@ def test_where_memory_is_too_short_beside_a_captured_step_that_goes_first(driven
     driven.assert_as_alone(0, 1, 2)
 
 
-def test_when_a_trial_leaves_the_faster_step_is_made_once_more(driven, faster):
+def test_when_a_trial_leaves_the_faster_step_is_made_once_more_and_at_once(driven, faster):
     driven.place(*(driven.placement(trial, budget) for trial, budget in enumerate((2, 6, 6))))
     driven.go_on()
     assert faster.made == 2
-    assert faster.taken == 1 + 5 + 1 + 3 * 5, "the unit after that shows whether it pays"
+    assert faster.taken == 1 + 5 + 1 + 4 * 5
     driven.assert_as_alone(0, 1, 2)
+
+
+def test_the_next_bundle_of_a_signature_hurries_from_its_first_step(driven, faster):
+    driven.place(*(driven.placement(trial, 2) for trial in range(2)))
+    driven.go_on()
+    assert faster.taken == 1 + 5
+    driven.place(*(driven.placement(trial, 1) for trial in (2, 3)), name="next")
+    driven.go_on()
+    assert (faster.made, faster.taken) == (2, 2 * (1 + 5))
+    driven.assert_as_alone(0, 1, 2, 3)
 
 
 def test_without_a_time_alone_nobody_pays_for_the_first_trials_error(tmp_path, monkeypatch):

@@ -1,0 +1,93 @@
+"""What a worker does with a bundle until nobody is left in it, and how it tells what happens.
+
+A run is a generator of events, with None at every step boundary; its bundle is declared anew between two of them. One
+trial alone is in ``solo_run``, several fused in ``fused_run``, one on several workers in ``gang_run``.
+"""
+
+from __future__ import annotations
+
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from penstock.bundle import Bundle, Failed, Gathering, Placement, WorkerEvent
+from penstock.errors import StudyError, TaskError
+
+if TYPE_CHECKING:
+    from penstock.training.worker import Worker
+
+SAVING = 0.01  # the share of training time that states between reports may cost (invariant 5)
+Events = Generator[WorkerEvent | Gathering | None, None, None]
+
+
+class Run(ABC):
+    """A bundle on its worker."""
+
+    def __init__(self, worker: Worker, bundle: Bundle) -> None:
+        self.worker, self.bundle = worker, bundle
+
+    @abstractmethod
+    def declare(self, bundle: Bundle) -> bool:
+        """Change at the next boundary to what the bundle should hold; False where it is another bundle.
+
+        Everyone leaves this one then.
+        """
+
+    @abstractmethod
+    def events(self) -> Events:
+        """Train until nobody is left."""
+
+    @property
+    @abstractmethod
+    def over(self) -> bool:
+        """Whether nobody is left."""
+
+
+class OneTrial(Run):
+    """A bundle of one trial, on one worker or on several."""
+
+    def __init__(self, worker: Worker, bundle: Bundle) -> None:
+        super().__init__(worker, bundle)
+        (self.placement,) = bundle.placements
+        self.budget, self.leaving = self.placement.budget, False
+        self._over = False
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    def declare(self, bundle: Bundle) -> bool:
+        if any(same(p, self.placement) for p in bundle.placements):
+            self.budget, self.leaving = bundle.placements[0].budget, False
+            return True
+        self.leaving = True
+        return not bundle.placements
+
+
+def same(one: Placement, other: Placement) -> bool:
+    """Whether two placements are one, granted more or less."""
+    return key(one) == key(other)
+
+
+def key(placement: Placement) -> tuple[int, int]:
+    """What tells a placement from others."""
+    return placement.trial, placement.attempt
+
+
+def failed(placement: Placement, error: Exception) -> Failed:
+    """What is told of a trial that an error ended."""
+    said, unwritten = explain(error), isinstance(error, StudyError)
+    return Failed(placement.trial, placement.attempt, said, died=out_of_memory(error), unwritten=unwritten)
+
+
+def explain(error: Exception) -> str:
+    """An error as text: its message alone where that says all."""
+    if isinstance(error, TaskError | StudyError):
+        return str(error)
+    return "".join(traceback.format_exception(error)).strip()
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether a retry on a freer device may help."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
