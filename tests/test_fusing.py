@@ -166,8 +166,8 @@ def test_where_the_order_of_reports_is_another_every_curve_is_still_that_of_the_
 @pytest.mark.usefixtures("in_turns")
 def test_a_study_that_is_interrupted_goes_on_in_any_mode_as_if_nothing_had_been(workers, monkeypatch):
     """Solo, fused and solo again, each stopped by Ctrl-C in the middle of units, then fused to the end."""
-    for run in (solo_run, fused_run):
-        monkeypatch.setattr(run, "SAVING", 1e-12)  # no state in between, which would come by the clock
+    for module in (solo_run, fused_run):
+        monkeypatch.setattr(module, "SAVING", 1e-12)  # no state in between, which would come by the clock
     whole = run(name="w", sharing="solo", algorithm=ps.Random(budget=6), trials=8)
     calls, wait = count(1), LocalExecutor.wait
 
