@@ -39,7 +39,8 @@ def cases(draw):
     blocks |= {"BK": draw(st.sampled_from([16, 128])), "EACH": draw(st.integers(1, 3))}
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     x = torch.randn(1 if shared else trials, examples, *size, channels, generator=generator).to(DEVICE)
-    w = torch.randn(trials, taps[0] * taps[1], channels, made, generator=generator).to(DEVICE)
+    w = torch.randn(trials, made, channels, taps[0] * taps[1], generator=generator).to(DEVICE).permute(0, 3, 2, 1)
+    w = w if draw(st.booleans()) else w.contiguous()  # as a parameter has them, or not
     g = torch.randn(trials, examples, *geometry.made, made, generator=generator).to(DEVICE)
     return x, w, g, geometry, blocks
 
@@ -90,6 +91,19 @@ def test_with_the_blocks_that_are_used(channels, made, stride, taps):
     of_w = weigh(x, g, geometry.flat())
     assert of_w.permute(0, 3, 2, 1).is_contiguous()  # as the parameter, and as said to whoever compiles
     torch.testing.assert_close(of_w, weigh_twin(x, g, geometry.flat()), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("across", [1, 2])
+def test_weights_are_read_where_they_lie_in_a_parameter(turned, across):
+    geometry = Geometry.of((4, 5), (3, 3), (1, 1), (1, 1), (1, 1))
+    x, w = torch.randn(2, 2, 4, 5, 40, device=DEVICE), torch.randn(2, 40, 40, 9, device=DEVICE).permute(0, 3, 2, 1)
+    blocks = {"B0": 1, "B1": across, "BM": 16, "BN": 32, "BK": 32, "EACH": 1, "num_warps": 4, "num_stages": 1}
+    with poisoned():
+        one, other = (convolve_by(x, v, geometry, None, turned, blocks) for v in (w, w.contiguous()))
+    assert torch.equal(one, other)
+    wide = (x.double(), w.double(), geometry.flat(), None, turned)
+    torch.testing.assert_close(one.double(), convolve_twin(*wide), rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_of_weights_are_added_up_from_their_parts():

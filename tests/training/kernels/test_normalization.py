@@ -89,9 +89,10 @@ def test_moments_far_from_zero_in_many_parts(monkeypatch):
 
 def test_sums_of_more_channels_than_a_program_has():
     y, d, small = (torch.randn(*shape, device=DEVICE) for shape in ((2, 3, 7, 5, 70), (2, 3, 7, 5, 70), (2, 70)))
-    torch.testing.assert_close(moments(y).double(), moments_twin(y.double()), rtol=1e-5, atol=1e-6)
-    given, wide = (y, None, small, small, small), (y.double(), None, *[small.double()] * 3)
-    sums, _ = reduce(d, *given, 1)
+    with poisoned():
+        both, (sums, _) = moments(y), reduce(d, y, None, small, small, small, 1)
+    torch.testing.assert_close(both.double(), moments_twin(y.double()), rtol=1e-5, atol=1e-6)
+    wide = (y.double(), None, *[small.double()] * 3)
     torch.testing.assert_close(sums.double(), reduce_twin(d.double(), *wide, 1, False)[0], rtol=1e-5, atol=1e-4)
 
 
