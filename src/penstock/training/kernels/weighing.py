@@ -70,19 +70,18 @@ def weigh_by(x: torch.Tensor, g: torch.Tensor, geometry: Geometry, channels: int
 
 def candidates(geometry: Geometry, channels: int, made: int, trials: int, split: bool) -> list[Blocks]:
     """Blocks of 32 to 256 columns, cut into enough parts to fill a device."""
+    sizes = [(64, 64, 64, 4, 3), (64, 64, 128, 8, 3), (64, 32, 256, 8, 3), (64, 64, 256, 4, 1)]
     if split:  # nothing is copied ahead: more programs at a time are worth more
-        sizes = [(64, 128, 64, 8, 1), (64, 128, 32, 4, 1), (64, 64, 64, 4, 1), (32, 128, 32, 8, 1)]
-    else:
-        sizes = [(64, 64, 64, 4, 3), (64, 128, 64, 8, 3), (64, 256, 32, 8, 3), (64, 256, 64, 4, 1)]
-    if min(channels, made) >= MANY and not split:
-        sizes += [(128, 128, 64, 4, 3), (256, 128, 32, 8, 4)]
+        sizes = [(64, 64, 128, 8, 1), (64, 32, 128, 4, 1), (64, 64, 64, 4, 1), (32, 32, 128, 8, 1)]
+    elif min(channels, made) >= MANY:
+        sizes += [(128, 64, 128, 4, 3), (256, 32, 128, 8, 4)]
     offered = []
-    for width, BK, BM, warps, stages in sizes:
+    for width, BM, BK, warps, stages in sizes:
         down, across = sides(geometry, made, width)
         patch = channels * axis(geometry, 0, down).taps * axis(geometry, 1, across).taps
         columns = triton.next_power_of_2(max(8, made) * down * across)
         BN, BK = min(max(width, 128), columns), min(BK, max(16, triton.next_power_of_2(patch)))
-        if 128 * 32 * warps < BK * BN:  # more than the registers hold
+        if 4096 * warps < BK * BN:  # more than the registers hold
             continue
         programs = about(trials) * triton.cdiv(patch, BK) * triton.cdiv(columns, BN)
         parts = max(1 if programs >= 1024 else 2, (1024 if split else 256) // programs)
