@@ -195,9 +195,11 @@ class RayWorker:
         from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not others():
-            if self._wanted.wait(GLANCE):
+        while True:
+            if self._wanted.wait(GLANCE):  # first: the study that ended may still be seen, or the next one already
                 return
+            if time.monotonic() > end or others():
+                break
         with self._turn:
             if not self._wanted.is_set():
                 remove_placement_group(get_current_placement_group())
