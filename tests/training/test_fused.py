@@ -92,7 +92,7 @@ class Story:
             Alone(self.trials, number, {"number": number}, state["step"]).assert_like(state, curve)
 
 
-@settings(max_examples=25, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=18, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_leaving_and_entering_at_any_time_is_as_never_having_been_together(data):
     def pick(*options):

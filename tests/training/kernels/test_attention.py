@@ -128,7 +128,7 @@ def compared(leaves: list[torch.Tensor], slices: Any, g: torch.Tensor, rival: An
         assert off <= 4 * max(allowed) + 1e-6 * float(true.norm()) + lost * float(g.norm())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     batch=st.integers(1, 2),
     heads=st.integers(1, 3),

@@ -83,7 +83,7 @@ plans = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(geometries(), plans, st.integers(1, 2), st.integers(1, 3), st.integers(1, 5), st.integers(0, 99))
 def test_kernels_are_within_rounding_of_the_twin(
     geometry: Geometry, blocks: Any, trials: int, examples: int, channels: int, seed: int
