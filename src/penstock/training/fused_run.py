@@ -279,7 +279,7 @@ class FusedRun(Run):
     def _expect(self) -> None:
         """When trials have come or gone: a faster step for those here, if it pays by what was seen of others."""
         now = [member.training for member in self.members]
-        if [id(training) for training in now] == [id(training) for training in self.together]:
+        if now == self.together:
             return
         self.together, self.paced = now, (0, 0.0)
         if self.fused.recipe.pace is not None and self.measuring is None:

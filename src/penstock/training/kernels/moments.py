@@ -90,10 +90,10 @@ def _total(parts, out, C: tl.constexpr, PARTS: tl.constexpr, CP: tl.constexpr, B
     tl.store(out + row * C + c, tl.sum(sums, 0), mask=c < C)
 
 
-def whole(y: torch.Tensor, elements: int) -> dict[str, int]:
-    """What a kernel over a trial's [places, channels] in blocks of so many elements is launched with."""
+def whole(y: torch.Tensor, elements: int, most: int = 2**30) -> dict[str, int]:
+    """What a kernel over a trial's [places, channels] is launched with: blocks of elements, at ``most`` so wide."""
     channels = y.shape[-1]
-    padded = triton.next_power_of_2(channels)
+    padded = min(most, triton.next_power_of_2(channels))
     return {"R": y[0].numel() // channels, "C": channels, "CP": padded, "BR": max(1, elements // padded)}
 
 
@@ -102,9 +102,7 @@ def parts(y: torch.Tensor, blocks: Blocks) -> tuple[tuple[int, int, int], dict[s
 
     A program has few channels: else there would be many parts of a few places each.
     """
-    own = whole(y, blocks["ELEMENTS"])
-    own["CP"] = min(64, own["CP"])
-    own["BR"] = max(1, blocks["ELEMENTS"] // own["CP"])
+    own = whole(y, blocks["ELEMENTS"], most=64)
     wide, rounds = triton.cdiv(own["C"], own["CP"]), triton.cdiv(own["R"], own["BR"])
     each = triton.cdiv(rounds, min(rounds, triton.cdiv(blocks["PROGRAMS"], about(len(y)) * wide)))
     own |= {"PARTS": triton.cdiv(rounds, each), "EACH": each}

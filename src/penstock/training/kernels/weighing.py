@@ -75,7 +75,7 @@ def candidates(geometry: Geometry, channels: int, made: int, trials: int, split:
         sizes = [(64, 64, 128, 8, 1), (64, 32, 128, 4, 1), (64, 64, 64, 4, 1), (32, 32, 128, 8, 1)]
     elif min(channels, made) >= MANY:
         sizes += [(128, 64, 128, 4, 3), (256, 32, 128, 8, 4)]
-    offered = []
+    offered: list[Blocks] = []
     for width, BM, BK, warps, stages in sizes:
         down, across = sides(geometry, made, width)
         patch = channels * axis(geometry, 0, down).taps * axis(geometry, 1, across).taps
@@ -86,9 +86,10 @@ def candidates(geometry: Geometry, channels: int, made: int, trials: int, split:
         programs = about(trials) * triton.cdiv(patch, BK) * triton.cdiv(columns, BN)
         parts = max(1 if programs >= 1024 else 2, (1024 if split else 256) // programs)
         one = Blocks(B0=down, B1=across, BN=BN, BK=BK, BM=BM, num_warps=warps, num_stages=stages, PARTS=parts)
-        offered += [one | Blocks(SPLIT=1) if split else one]
-    kept = [blocks for i, blocks in enumerate(offered) if blocks not in offered[:i]]
-    return [*kept, *apart(channels, made)]
+        if split:
+            one["SPLIT"] = 1
+        offered += [one] if one not in offered else []
+    return [*offered, *apart(channels, made)]
 
 
 @torch.library.custom_op("penstock::weigh", mutates_args=(), schema="(Tensor x, Tensor g, int[] geometry) -> Tensor")
