@@ -45,6 +45,28 @@ def _load(
 
 
 @triton.jit
+def _near(x, PRECISION: tl.constexpr):
+    """Rounded to TF32 where products are of it, or a tensor core would cut the bits off.
+
+    What backward subtracts from a product was computed from another one, forward: both are to be of the same numbers,
+    and the weights that were multiplied are to be those that were summed.
+    """
+    if PRECISION == "tf32":
+        near = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        x = tl.where(x == x, near, x)  # what makes a NaN one is among the bits that go
+    return x
+
+
+@triton.jit
+def _factor(
+    x, STEP: tl.constexpr, FIRST: tl.constexpr, LENGTH: tl.constexpr, W: tl.constexpr, PRECISION: tl.constexpr,
+    BL: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """Rows for a product."""
+    return _near(_load(x, STEP, FIRST, LENGTH, W, BL, BW), PRECISION)
+
+
+@triton.jit
 def _store(
     x, rows, STEP: tl.constexpr, FIRST: tl.constexpr, LENGTH: tl.constexpr, W: tl.constexpr,
     BL: tl.constexpr, BW: tl.constexpr,
@@ -74,19 +96,19 @@ def _attend_rows(
     FIRST: tl.constexpr, END: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """The queries from FIRST on, which see keys up to END."""
-    a = _load(q, QS, FIRST, LQ, W, BM, BW)
+    a = _factor(q, QS, FIRST, LQ, W, PRECISION, BM, BW)
     for start in tl.static_range(0, END, BN):
-        s = tl.dot(a, tl.trans(_load(k, KS, start, LK, W, BN, BW)), input_precision=PRECISION)
+        s = tl.dot(a, tl.trans(_factor(k, KS, start, LK, W, PRECISION, BN, BW)), input_precision=PRECISION)
         s = _seen(s, -float("inf"), FIRST, start, LK, CAUSAL, BM, BN, 1)
-        b = _load(v, VS, start, LK, W, BN, BW)
+        b = _factor(v, VS, start, LK, W, PRECISION, BN, BW)
         if start == 0:
             top = tl.max(s, 1) * scale
-            p = tl.exp2(s * scale - top[:, None])
+            p = _near(tl.exp2(s * scale - top[:, None]), PRECISION)
             total = tl.sum(p, 1)
             made = tl.dot(p.to(b.dtype), b, input_precision=PRECISION)
         else:
             higher = tl.maximum(top, tl.max(s, 1) * scale)
-            p = tl.exp2(s * scale - higher[:, None])
+            p = _near(tl.exp2(s * scale - higher[:, None]), PRECISION)
             less = tl.exp2(top - higher)
             total = total * less + tl.sum(p, 1)
             made = tl.dot(p.to(b.dtype), b, made * less[:, None], input_precision=PRECISION)
@@ -148,21 +170,23 @@ def _attend_back(
     queries, grads, norms, deltas, sums = (), (), (), (), ()  # type: Any, Any, Any, Any, Any
     for first in tl.static_range(0, LQ, BM):
         m = first + tl.arange(0, BM)
-        y = _load(g, GS[2], first, LQ, W, BM, BW)
+        y = _factor(g, GS[2], first, LQ, W, PRECISION, BM, BW)
         deltas += (tl.sum(y.to(tl.float32) * _load(out, OS[2], first, LQ, W, BM, BW).to(tl.float32), 1),)
         norms += (tl.load(lse + m, mask=m < LQ, other=0.0),)
         sums += (tl.zeros((BM, BW), dtype=tl.float32),)
         if HOLD:
-            queries += (_load(q, QS[2], first, LQ, W, BM, BW),)
+            queries += (_factor(q, QS[2], first, LQ, W, PRECISION, BM, BW),)
             grads += (y,)
     for start in tl.static_range(0, LK, BN):
-        a, b = _load(k, KS[2], start, LK, W, BN, BW), _load(v, VS[2], start, LK, W, BN, BW)
+        a = _factor(k, KS[2], start, LK, W, PRECISION, BN, BW)
+        b = _factor(v, VS[2], start, LK, W, PRECISION, BN, BW)
         da, db = tl.zeros((BN, BW), dtype=tl.float32), tl.zeros((BN, BW), dtype=tl.float32)
         for first in tl.static_range(start // BM * BM if CAUSAL else 0, LQ, BM):
             if HOLD:
                 x, y = queries[first // BM], grads[first // BM]
             else:
-                x, y = _load(q, QS[2], first, LQ, W, BM, BW), _load(g, GS[2], first, LQ, W, BM, BW)
+                x = _factor(q, QS[2], first, LQ, W, PRECISION, BM, BW)
+                y = _factor(g, GS[2], first, LQ, W, PRECISION, BM, BW)
             s = tl.dot(a, tl.trans(x), input_precision=PRECISION)
             p = tl.exp2(s * (scale * LOG2E) - norms[first // BM][None, :])
             p = _seen(p, 0.0, first, start, LK, CAUSAL, BM, BN, 0)
@@ -206,7 +230,7 @@ def _padded(n: int) -> int:
 
 
 def _precision(x: Tensor) -> str:
-    return "ieee" if x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32 else "tf32"
+    return "tf32" if x.dtype == torch.float32 and x.is_cuda and torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
 def _in_rows(*given: Tensor) -> list[Tensor]:
@@ -346,7 +370,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
     """
     if mask is not None or dropout > 0 or any(x.ndim != 4 or x.dtype != q.dtype or x.numel() == 0 for x in (q, k, v)):
         return False
-    if q.is_cuda and _precision(q) == "ieee":  # without tensor cores, registers spill
+    if q.is_cuda and q.dtype == torch.float32 and _precision(q) == "ieee":  # without tensor cores, registers spill
         return False
     length = max(q.shape[2], k.shape[2])
     alike = q.shape[:2] == k.shape[:2] and q.shape[3] == k.shape[3] and k.shape == v.shape
