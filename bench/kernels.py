@@ -2,9 +2,11 @@
 
     python bench/kernels.py [--trials 128] [--json]
 
-The shapes are the layers of rn18/8 (batch 256, bf16). A kernel's bytes are its inputs read once and its outputs written
-once; the bandwidth is that of a device-to-device copy in the same run. torch: what the fused mode runs without kernels,
-for all trials at once: grouped convolutions in channels-last, or BatchNorm and ReLU forward.
+The shapes are layers of rn18/8 and mobilenet/8 (batch 256) and of the character transformer (batch 64), in bf16. A
+kernel's bytes are its inputs read once and its outputs written once; the bandwidth is that of a device-to-device copy
+in the same run. torch: what the fused mode runs without kernels, for all trials at once: grouped convolutions in
+channels-last, BatchNorm and ReLU forward, scaled_dot_product_attention. All are launched while the device is busy: a
+captured step pays no launching either.
 """
 
 from __future__ import annotations
@@ -13,14 +15,17 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+Run = Callable[..., object]
 Row = tuple[str, float, int, float | None]  # what, microseconds and bytes of all trials, microseconds of torch's own
 BATCH = 256
+BUSY = 4_000_000  # cycles, about two milliseconds
 LAYERS = {  # channels, outputs, height and width, taps, stride
     "stem 3×3": (3, 8, 32, 3, 1),
     "stage 1 3×3": (8, 8, 32, 3, 1),
@@ -30,15 +35,21 @@ LAYERS = {  # channels, outputs, height and width, taps, stride
     "stage 3 3×3": (32, 32, 8, 3, 1),
     "stage 4 3×3": (64, 64, 4, 3, 1),
 }
+DEPTHWISE = {  # channels, height and width, stride
+    "depthwise 3×3": (8, 32, 1),
+    "depthwise 3×3 /2": (16, 32, 2),
+    "depthwise 3×3, 16×16": (32, 16, 1),
+}
 IMAGES = ((8, 32), (16, 16), (32, 8), (64, 4))  # channels, height and width
 
 
-def microseconds(run: Callable[..., object], *args: Any) -> float:
+def microseconds(run: Run, *args: Any) -> float:
     for _ in range(3):
         run(*args)
     times: list[float] = []
     for _ in range(7):
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(BUSY)  # type: ignore[no-untyped-call]
         began.record()
         run(*args)
         ended.record()
@@ -59,20 +70,59 @@ def convolution(trials: int, channels: int, made: int, size: int, taps: int, str
     y = convolve(x, w, there, None, False)
     g, moved = torch.randn_like(y), 2 * (x.numel() + y.numel())
 
-    folded = x[0] if shared else x.permute(1, 2, 3, 0, 4).flatten(3)
+    folded = x[0] if shared else _folded(x)
     images = folded.contiguous().permute(0, 3, 1, 2).requires_grad_(not shared)
     weight = w.permute(0, 3, 2, 1).reshape(-1, channels, taps, taps).contiguous(memory_format=torch.channels_last)
-    grouped = (images, weight.requires_grad_(), None, stride, taps // 2, 1, 1 if shared else trials)
-    out = F.conv2d(*grouped)
-    d = torch.randn_like(out)
-
-    def torchs(what: torch.Tensor) -> object:
-        return torch.autograd.grad(out, what, d, retain_graph=True)
-
-    yield "forward", microseconds(convolve, x, w, there, None, False), moved, microseconds(F.conv2d, *grouped)
+    forward, gradient = torchs(images, weight, stride, 1 if shared else trials)
+    yield "forward", microseconds(convolve, x, w, there, None, False), moved, microseconds(forward)
     if not shared:
-        yield "input", microseconds(convolve, g, w, back, None, True), moved, microseconds(torchs, images)
-    yield "weights", microseconds(weigh, x, g, there), moved, microseconds(torchs, weight)
+        yield "input", microseconds(convolve, g, w, back, None, True), moved, microseconds(gradient, images)
+    yield "weights", microseconds(weigh, x, g, there), moved, microseconds(gradient, weight)
+
+
+def torchs(images: torch.Tensor, weight: torch.Tensor, stride: int, groups: int) -> tuple[Run, Run]:
+    """Torch's own convolution, and its gradient by one or the other."""
+    forward = partial(F.conv2d, images, weight.requires_grad_(), None, stride, weight.shape[-1] // 2, 1, groups)
+    out = forward()
+    d = torch.randn_like(out)
+    return forward, lambda what: torch.autograd.grad(out, what, d, retain_graph=True)
+
+
+def depthwise(trials: int, channels: int, size: int, stride: int) -> Iterator[Row]:
+    from penstock.training.kernels.depthwise import depthwise_op, input_gradient_op, weight_gradient_op
+    from penstock.training.kernels.geometry import Geometry
+
+    geometry = Geometry.of((size, size), (3, 3), (stride, stride), (1, 1), (1, 1)).flat()
+    x = torch.randn(trials, BATCH, size, size, channels, device="cuda").bfloat16()
+    w = torch.randn(trials, 9, channels, device="cuda").bfloat16()
+    y = depthwise_op(x, w, geometry)
+    g, moved = torch.randn_like(y), 2 * (x.numel() + y.numel())
+    images = _folded(x).contiguous().permute(0, 3, 1, 2).requires_grad_()
+    weight = w.mT.reshape(-1, 1, 3, 3).contiguous()
+    forward, gradient = torchs(images, weight, stride, trials * channels)
+    yield "forward", microseconds(depthwise_op, x, w, geometry), moved, microseconds(forward)
+    yield "input", microseconds(input_gradient_op, g, w, geometry), moved, microseconds(gradient, images)
+    yield "weights", microseconds(weight_gradient_op, x, g, geometry), moved, microseconds(gradient, weight)
+
+
+def attention(trials: int) -> Iterator[Row]:
+    from penstock.training.kernels.attention import attend, attend_back
+
+    whole = torch.randn(trials * 64, 128, 3, 4, 16, device="cuda").bfloat16()
+    parts = [part.transpose(1, 2) for part in whole.unbind(2)]
+    out, lse = attend(*parts, True, 0.25)
+    g, one = torch.randn_like(out), 2 * out.numel()
+    q, k, v = (part.detach().requires_grad_() for part in parts)
+    forward = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+    backward = partial(torch.autograd.grad, forward(), (q, k, v), g, retain_graph=True)
+    yield "forward", microseconds(attend, *parts, True, 0.25), 4 * one, microseconds(forward)
+    took = microseconds(attend_back, g, *parts, out, lse, True, 0.25)
+    yield "gradients", took, 8 * one, microseconds(backward)
+
+
+def _folded(x: torch.Tensor) -> torch.Tensor:
+    """The channels of all trials side by side."""
+    return x.permute(1, 2, 3, 0, 4).flatten(3)
 
 
 def normalization(trials: int, channels: int, size: int) -> Iterator[Row]:
@@ -83,13 +133,13 @@ def normalization(trials: int, channels: int, size: int) -> Iterator[Row]:
     d, one, small = torch.randn_like(y), 2 * y.numel(), torch.rand(trials, channels, device="cuda")
     three = (small, small, small)
     made = normalize(y, *three, d, 1)
-    folded = y.permute(1, 2, 3, 0, 4).flatten(3).contiguous().permute(0, 3, 1, 2)
+    folded = _folded(y).contiguous().permute(0, 3, 1, 2)
 
-    def torchs() -> object:
+    def theirs() -> object:
         return F.relu(F.batch_norm(folded, None, None, small.flatten(), small.flatten(), True))
 
     yield "moments", microseconds(moments, y), one, None
-    yield "normalize, ReLU", microseconds(normalize, y, *three, None, 1), 2 * one, microseconds(torchs)
+    yield "normalize, ReLU", microseconds(normalize, y, *three, None, 1), 2 * one, microseconds(theirs)
     yield "normalize, residual, ReLU", microseconds(normalize, y, *three, d, 1), 3 * one, None
     yield "sums of gradients", microseconds(reduce, d, y, None, *three, 1), 2 * one, None
     yield "sums, residual", microseconds(reduce, d, y, made, *three, 1), 4 * one, None
@@ -99,6 +149,9 @@ def normalization(trials: int, channels: int, size: int) -> Iterator[Row]:
 def rows(trials: int) -> Iterator[tuple[str, Row]]:
     for layer, shape in LAYERS.items():
         yield from ((layer, row) for row in convolution(trials, *shape))
+    for layer, dims in DEPTHWISE.items():
+        yield from ((layer, row) for row in depthwise(trials, *dims))
+    yield from (("attention 128×16", row) for row in attention(trials))
     for channels, size in IMAGES:
         yield from ((f"BatchNorm {size}×{size}×{channels}", row) for row in normalization(trials, channels, size))
 
@@ -116,9 +169,9 @@ def main() -> None:
     if not given.json:
         name = torch.cuda.get_device_name()
         print(f"{name}, copy {bandwidth / 1e12:.2f} TB/s, {given.trials} trials, microseconds of one of them")
-    for layer, (what, took, moved, torchs) in rows(given.trials):
+    for layer, (what, took, moved, theirs) in rows(given.trials):
         own, share = took / given.trials, moved / took * 1e6 / bandwidth
-        other = None if torchs is None else torchs / given.trials
+        other = None if theirs is None else theirs / given.trials
         if given.json:
             row = {"layer": layer, "kernel": what, "microseconds": own, "of a copy": share, "torch": other}
             print(json.dumps(row, ensure_ascii=False))
