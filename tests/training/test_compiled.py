@@ -8,6 +8,7 @@ from torch import nn
 
 from penstock.training import compiled, speeding
 from penstock.training.compiled import FastStep
+from penstock.training.stacked import Unfusable
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials
 
@@ -55,6 +56,56 @@ def test_a_step_with_rates_that_differ_is_traced_as_it_is(monkeypatch):
     fused = Together().enter(*(trials.make(n, {"lr": 0.1, "rates": pair}) for n, pair in enumerate(rates))).step().fused
     step, inputs = made(fused, compiled.CompiledStep)
     compiled.agree(step, inputs)
+
+
+class Normal(Blobs):
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+    def optimizer(self, params, config):
+        return torch.optim.SGD(params, lr=config["lr"], momentum=0.9)
+
+
+def shrunk(inputs, losses):
+    inputs.rows[0][1] *= 0.99
+
+
+def unmoved(inputs, losses):
+    next(iter(inputs.state[0].values())).zero_()
+
+
+def unseen(inputs, losses):
+    inputs.buffers["1.running_mean"].zero_()
+
+
+def uncounted(inputs, losses):
+    inputs.buffers["1.num_batches_tracked"] -= 1
+
+
+def doubled(inputs, losses):
+    losses[:2] *= 2
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+@pytest.mark.parametrize("spoil", [None, shrunk, unmoved, unseen, uncounted, doubled])
+def test_a_step_that_does_anything_else_than_the_plain_one_is_refused(spoil, diverged):
+    class Spoilt(Plain):
+        def __call__(self, inputs):
+            losses = super().__call__(inputs)
+            if spoil is not None:
+                spoil(inputs, losses)
+            return losses
+
+    trials = Trials(Normal())
+    fused = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(3))).step().fused
+    step, inputs = made(fused, Spoilt)
+    if diverged:
+        inputs.rows[0][2] = torch.nan
+    if spoil is None:
+        compiled.agree(step, inputs)
+    else:
+        with pytest.raises(Unfusable, match="the compiled step differs from the plain one by"):
+            compiled.agree(step, inputs)
 
 
 def test_a_step_is_made_while_the_trials_device_is_the_current_one(monkeypatch):
