@@ -312,12 +312,22 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("presses", [1, 2])
-def test_ctrl_c_stops_at_the_next_step_and_everything_is_resumable(presses, tmp_path):
-    file = tmp_path / "interrupts.py"
-    file.write_text(INTERRUPTED)
+def interrupted(folder, *when, by="SIGINT"):
+    """What becomes of the study above, run in a folder."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    first = subprocess.run([sys.executable, file, "30", str(presses)], capture_output=True, text=True, env=env)
+    (folder / "interrupts.py").write_text(INTERRUPTED.replace("SIGINT", by))
+    command = [sys.executable, folder / "interrupts.py", *when]
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return interrupted(tmp_path_factory.mktemp("whole")).stdout
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_stops_at_the_next_step_and_everything_is_resumable(presses, tmp_path, uninterrupted):
+    first = interrupted(tmp_path, "30", str(presses))
     assert first.returncode != 0
     assert "KeyboardInterrupt" in first.stderr
     events = log()
@@ -326,17 +336,11 @@ def test_ctrl_c_stops_at_the_next_step_and_everything_is_resumable(presses, tmp_
         assert "go on with: penstock resume s --sharing solo\n" in first.stderr
         saved = [e for e in events if type(e).__name__ == "Saved"]
         assert saved[-1].state.step == 10  # two calls of the dry batch, 18 of trial 0, and ten of trial 1
-    second = subprocess.run([sys.executable, file], capture_output=True, text=True, env=env)
-    (tmp_path / "other").mkdir()
-    whole = subprocess.run([sys.executable, file], capture_output=True, text=True, env=env, cwd=tmp_path / "other")
-    assert second.stdout == whole.stdout != ""
+    assert interrupted(tmp_path).stdout == uninterrupted != ""
 
 
 def test_sigterm_is_like_ctrl_c_once(tmp_path):
-    file = tmp_path / "interrupts.py"
-    file.write_text(INTERRUPTED.replace("SIGINT", "SIGTERM"))
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    first = subprocess.run([sys.executable, file, "30", "1"], capture_output=True, text=True, env=env)
+    first = interrupted(tmp_path, "30", "1", by="SIGTERM")
     assert first.returncode in (-signal.SIGINT, 130, 1)
     assert [e.reason for e in log() if isinstance(e, Ended)] == ["interrupted"]
 

@@ -123,10 +123,14 @@ def spread(tmp_path):
         executor.close()
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_one_of_its_workers_is_killed(spread, killed):
+def test_each_of_its_workers_is_killed(spread):
     executor, suite = spread(Exact())
-    suite.spread(executor, Placement(4, 1, CONFIG, 10**6))
+    for killed, attempt in ((0, 1), (1, 3)):
+        lose_a_worker(executor, suite, killed, attempt)
+
+
+def lose_a_worker(executor, suite, killed, attempt):
+    suite.spread(executor, Placement(4, attempt, CONFIG, 10**6))
     events = []
     while sum(isinstance(e, Report) for e in events) < 3:
         events += executor.wait()
@@ -138,10 +142,10 @@ def test_one_of_its_workers_is_killed(spread, killed):
     states = [e.state for e in events if isinstance(e, Report | Saved) and e.state is not None]
     state = states[-1] if states else None
     done = 0 if state is None else state.unit
-    suite.spread(executor, Placement(4, 2, CONFIG, done + 3, state))
+    suite.spread(executor, Placement(4, attempt + 1, CONFIG, done + 3, state))
     again = []
-    while not any(isinstance(e, Finished) and e.attempt == 2 for e in again):
-        again += [e for e in executor.wait() if not (isinstance(e, Failed) and e.attempt == 1)]
+    while not any(isinstance(e, Finished) and e.attempt == attempt + 1 for e in again):
+        again += [e for e in executor.wait() if not (isinstance(e, Failed) and e.attempt == attempt)]
     kept = [e for e in events if isinstance(e, Report) and e.unit <= done]
     suite.assert_as_alone(kept + again, 4, CONFIG, done + 3)
 
@@ -219,22 +223,24 @@ def test_workers_that_do_not_meet_give_up_in_time(spread, monkeypatch):
     assert stopped == Stopped(4, 1, None)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_one_of_its_workers_is_killed_while_it_grows(spread, killed):
+def test_each_of_its_workers_is_killed_while_it_grows(spread):
     executor, suite = spread(Exact())
-    suite.place(executor, Placement(4, 1, CONFIG, 2), name="alone")
-    events = suite.until_left(executor)
-    state, attempt = [e for e in events if isinstance(e, Report)][-1].state, 2
-    os.kill(executor._workers[f"cpu:{killed}"].process.pid, signal.SIGKILL)
-    suite.spread(executor, Placement(4, attempt, CONFIG, 4, state))  # the driver has not heard of it
-    while not any(isinstance(e, Finished) and e.attempt == attempt for e in events):
-        for event in executor.wait():
-            if isinstance(event, Failed) and event.attempt == attempt:
-                assert event.died
-                attempt += 1
-                suite.spread(executor, Placement(4, attempt, CONFIG, 4, state), name=f"again {attempt}")
-            elif not isinstance(event, Failed | Stopped):  # what an older attempt says is discarded
-                events.append(event)
-    reported = [e for e in events if isinstance(e, Report)]
-    assert [e.unit for e in reported] == [1, 2, 3, 4], "nothing twice: the one that died had begun nothing"
-    suite.assert_as_alone(events, 4, CONFIG, 4)
+    attempt = 0
+    for killed in (0, 1):
+        attempt += 1
+        suite.place(executor, Placement(4, attempt, CONFIG, 2), name="alone")
+        events = suite.until_left(executor)
+        state, attempt = [e for e in events if isinstance(e, Report)][-1].state, attempt + 1
+        os.kill(executor._workers[f"cpu:{killed}"].process.pid, signal.SIGKILL)
+        suite.spread(executor, Placement(4, attempt, CONFIG, 4, state))  # the driver has not heard of it
+        while not any(isinstance(e, Finished) and e.attempt == attempt for e in events):
+            for event in executor.wait():
+                if isinstance(event, Failed) and event.attempt == attempt:
+                    assert event.died
+                    attempt += 1
+                    suite.spread(executor, Placement(4, attempt, CONFIG, 4, state), name=f"again {attempt}")
+                elif not isinstance(event, Failed | Stopped):  # what an older attempt says is discarded
+                    events.append(event)
+        reported = [e for e in events if isinstance(e, Report)]
+        assert [e.unit for e in reported] == [1, 2, 3, 4], "nothing twice: the one that died had begun nothing"
+        suite.assert_as_alone(events, 4, CONFIG, 4)
