@@ -262,15 +262,16 @@ class Killing(Exact):
 
 
 @pytest.mark.filterwarnings("ignore::penstock.SoloWarning")
-def test_only_the_trial_that_kills_its_worker_process_fails():
+def test_only_the_trial_that_kills_its_worker_process_fails(monkeypatch):
+    monkeypatch.setattr("penstock.engine.RETRIES", 1)
     space, algorithm = {"lr": ps.grid([0.01, 0.02, 0.03, 0.04, 0.05])}, ps.Grid(budget=3)
     study = ps.Study(Killing(0.03), space, metric="loss", mode="min", algorithm=algorithm, name="s")
     result = study.run(progress=False, sharing="fused", workers=2)
     events = list(read(Path(".penstock/s/log.jsonl")))
     assert {e.mode for e in events if isinstance(e, Placed)} == {"fused"}
     assert [t.state for t in result.trials] == ["finished", "finished", "failed", "finished", "finished"]
-    assert result.trials[2].error.endswith("was killed by SIGKILL, and so did 3 retries")
-    assert sorted(deaths(events)) == [(0, False), (1, False), (2, False), *[(2, True)] * 4]
+    assert result.trials[2].error.endswith("was killed by SIGKILL, and so did 1 retries")
+    assert sorted(deaths(events)) == [(0, False), (1, False), (2, False), *[(2, True)] * 2]
     reported = [(e.trial, e.unit) for e in events if isinstance(e, Reported)]
     assert len(reported) == len(set(reported)), "nothing is reported twice"
     for trial in result.trials:

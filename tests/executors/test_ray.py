@@ -479,7 +479,7 @@ class Deadly(Blobs):
 
 def test_only_the_culprit_of_a_bundle_fails(on, whole, tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.engine.RETRIES", 1)
-    space, algorithm = {"lr": ps.grid([0.1, 0.05, 0.01, 0.02])}, ps.Grid(budget=2)
+    space, algorithm = {"lr": ps.grid([0.1, 0.05, 0.01])}, ps.Grid(budget=2)
     settings = dict(metric="loss", mode="min", algorithm=algorithm, dir=tmp_path, name="deadly")
     result = ps.Study(Deadly(), space, **settings).run(on=on, workers=1, sharing="fused")
     for trial in result.trials:

@@ -68,7 +68,7 @@ def test_each_optimizer_in_company(name, groups):
 
 
 @settings(
-    max_examples=30, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=20, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )  # fmt: skip
 @given(st.data())
 def test_random_networks_in_company(data):
