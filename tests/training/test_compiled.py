@@ -58,9 +58,18 @@ def test_a_step_with_rates_that_differ_is_traced_as_it_is(monkeypatch):
     compiled.agree(step, inputs)
 
 
+class AtLeast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("least", torch.full((8,), -torch.inf))
+
+    def forward(self, x):
+        return torch.maximum(x, self.least)
+
+
 class Normal(Blobs):
     def model(self, config):
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), AtLeast(), nn.ReLU(), nn.Linear(8, 2))
 
     def optimizer(self, params, config):
         return torch.optim.SGD(params, lr=config["lr"], momentum=0.9)
