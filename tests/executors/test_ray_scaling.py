@@ -36,9 +36,6 @@ def cluster(request):
     assert not cluster.leaks()
 
 
-latest = pytest.mark.parametrize("cluster", ["v2"], indirect=True)  # what does not depend on the autoscaler's version
-
-
 @pytest.fixture
 def empty(cluster):
     """No nodes but the head, and nothing left on them afterwards."""
@@ -92,7 +89,6 @@ def test_a_cluster_that_has_no_nodes_yet_follows_a_study(empty, tmp_path):
         assert last == losses[-1]
 
 
-@latest
 def test_nodes_come_for_a_request_and_go_with_it_but_not_under_a_trial(empty, make, monkeypatch):
     lost, lose = [], RayExecutor._lose
 
@@ -141,7 +137,7 @@ def test_nodes_come_for_a_request_and_go_with_it_but_not_under_a_trial(empty, ma
     assert not lost, "none was started before it had a place"
 
 
-@latest
+@pytest.mark.parametrize("cluster", ["v2"], indirect=True)  # that either makes nodes from none is seen above
 def test_workers_that_are_yet_to_come(empty, make, monkeypatch):
     """Asked for by number, they come without a request; the study begins before all have."""
     import ray

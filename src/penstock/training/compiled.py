@@ -76,6 +76,10 @@ class Inputs:
         """What a step writes: a row for each trial."""
         return [*self.rows, *(tensor for part in self.state for tensor in part.values()), *self.buffers.values()]
 
+    def addresses(self) -> list[int]:
+        """Where that lies."""
+        return [tensor.data_ptr() for tensor in self.written()]
+
     def leaves(self) -> tuple[list[Any], Any]:
         """The tensors in one list, and the way back."""
         return tree_flatten(tuple(vars(self).values()))
@@ -175,7 +179,7 @@ class CapturedStep(FastStep):
             inputs.buffers,
             *(tree_map(_copy, part) for part in (inputs.coefficients, inputs.batch, inputs.keys, inputs.numbers)),
         )
-        self._addresses = [tensor.data_ptr() for tensor in inputs.written()]
+        self._addresses = inputs.addresses()
         run = partial(self._train, *self._tensors(self._own)) if step is None else partial(step, self._own)
         with inputs.unchanged():
             stream = _stream(torch.cuda.current_device())
@@ -194,7 +198,7 @@ class CapturedStep(FastStep):
                 torch.cuda.synchronize()
 
     def takes(self, inputs: Inputs) -> bool:
-        return super().takes(inputs) and [tensor.data_ptr() for tensor in inputs.written()] == self._addresses
+        return super().takes(inputs) and inputs.addresses() == self._addresses
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> torch.Tensor:
