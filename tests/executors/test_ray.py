@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -188,6 +189,19 @@ def test_the_folder_of_a_studys_file_reaches_nodes_on_other_machines(address, wh
         executor.close()
     assert [type(event) for event in told] == [Report, Finished]
     assert told[0].metrics == {"loss": 0.25}
+
+
+def test_workers_are_held_until_the_connection_is_closed(address, whole, patient, tmp_path, monkeypatch):
+    """Ray crashes the driver where that is closed while it sends word of one that was dropped."""
+    import ray
+
+    executor, close, held = RayExecutor(Job(as_task(pulse), 0, "loss", "min", tmp_path), address), ray.shutdown, []
+    actors = [weakref.ref(slot.actor) for slot in executor._slots]
+    assert len(actors) == 4
+    executor._lose(executor._slots[0], None)
+    monkeypatch.setattr(ray, "shutdown", lambda: held.extend(actor() is not None for actor in actors) or close())
+    executor.close()
+    assert held == [True] * 4
 
 
 FILE = """

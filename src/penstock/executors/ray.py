@@ -28,7 +28,7 @@ from penstock.executors.base import Device, DeviceAdded, DeviceLost, Executor, E
 from penstock.executors.processes import pickled
 from penstock.executors.ray_cluster import Connection, connect, headless, living, require
 from penstock.executors.ray_scaling import Scaling, nothing_came, order
-from penstock.executors.ray_slot import BEAT, Slot, alone, begin, fault, how, kin, rested
+from penstock.executors.ray_slot import BEAT, Slot, alone, begin, fault, hold, how, kin, rested
 from penstock.executors.ray_studies import Company
 from penstock.executors.ray_worker import Hello
 from penstock.states import Folder
@@ -369,6 +369,7 @@ class RayExecutor(Executor):
     def _remove(self, slot: Slot) -> None:
         if slot in self._slots:
             self._slots.remove(slot)
+        hold(slot.actor)
         if self._connection.reached():
             slot.remove()
 

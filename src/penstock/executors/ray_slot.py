@@ -24,6 +24,7 @@ RESTING = 30.0  # seconds that a worker outlives its study
 Kin = tuple[str, ...]  # studies that may have each other's workers: connection, where the task is written, market
 Kept = tuple[Any, Any]  # a placement group, and the actor that has it
 _resting: dict[Kin, list[Kept]] = {}  # some may have left by themselves
+_held: list[Any] = []  # actors that nobody needs any more
 
 
 @dataclass(eq=False)
@@ -90,12 +91,22 @@ def kin(job: Job, market: str | None) -> Kin:
 
 def rested(kin: Kin) -> list[Kept]:
     """The workers that rest for such a study; those that rest for others of this program go."""
+    _held.clear()
     found = _resting.pop(kin, [])
     for other in [one for one in _resting if one[0] == kin[0]]:
         for group, actor in _resting.pop(other):
             _remove(group, actor)
     _resting.clear()  # those of a connection that was closed have gone with it
     return found
+
+
+def hold(actor: Any) -> None:
+    """Keep the handle of a worker that goes until the program's next study begins.
+
+    Ray sends word of each handle that is dropped, from a thread of its own, and crashes the whole program where the
+    connection is closed before that thread had its turn.
+    """
+    _held.append(actor)
 
 
 def _remove(group: Any, actor: Any) -> None:
