@@ -24,7 +24,7 @@ RESTING = 30.0  # seconds that a worker outlives its study
 Kin = tuple[str, ...]  # studies that may have each other's workers: connection, where the task is written, market
 Kept = tuple[Any, Any]  # a placement group, and the actor that has it
 _resting: dict[Kin, list[Kept]] = {}  # some may have left by themselves
-_held: list[Any] = []  # actors that nobody needs any more
+_held: list[Any] = []  # the actors of workers that have gone: see `hold`
 
 
 @dataclass(eq=False)
