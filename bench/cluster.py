@@ -51,7 +51,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import penstock as ps
-from penstock.events import Reported, read
+from penstock.log.events import Reported, read
 from penstock.trial import Config
 
 Row = dict[str, Any]

@@ -19,9 +19,9 @@ from typing import Any
 import penstock as ps
 from bench.workloads import UNITS, Workload, workloads
 from penstock.algorithms.base import Algorithm
-from penstock.curve import Curve
-from penstock.events import read
-from penstock.timeline import timeline, utilisation
+from penstock.log.events import read
+from penstock.log.timeline import timeline, utilisation
+from penstock.speed.curve import Curve
 from penstock.trial import Config
 
 Row = dict[str, Any]

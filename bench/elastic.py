@@ -47,10 +47,10 @@ import penstock as ps
 from bench.images import Images, Row, row
 from bench.nodes import placement
 from bench.resizing import resize
-from penstock.curve import Curve
-from penstock.events import Measured, Placed, Reported, read
 from penstock.executors import ray as rays
-from penstock.executors.ray import RayExecutor
+from penstock.executors.ray.executor import RayExecutor
+from penstock.log.events import Measured, Placed, Reported, read
+from penstock.speed.curve import Curve
 from penstock.trial import Config
 
 HALVING = partial(ps.SuccessiveHalving, max_budget=16, reduction=4)

@@ -302,7 +302,7 @@ def measuring(run: Callable[[], None]) -> float:
     Whatever a trial steps alone, ahead of the bundle, is counted in full; finding a way to fuse is not, as a bundle
     whose size is known does that too.
     """
-    from penstock.training.fused import Fused
+    from penstock.training.fused.bundle import Fused
 
     steps: list[tuple[bool, int, float]] = []  # whether it is measured, trials, seconds
     alone, finding = 0.0, 0.0
@@ -339,7 +339,7 @@ def measuring(run: Callable[[], None]) -> float:
 
 def moving(run: Callable[[], None]) -> tuple[float, float]:
     """Seconds that a run spends on bringing trials into bundles and out of them, and in all."""
-    from penstock.training.fused import Fused
+    from penstock.training.fused.bundle import Fused
 
     spent, plain = 0.0, {name: getattr(Fused, name) for name in ("enter", "leave", "_arrange")}
 

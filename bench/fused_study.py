@@ -24,8 +24,8 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import penstock as ps
 from bench.networks import TASKS, Images
-from penstock import events
-from penstock.training.speeding import Speeding
+from penstock.log import events
+from penstock.training.fused.speeding import Speeding
 
 
 def longer(name: str, precision: str, copies: int) -> ps.Task:

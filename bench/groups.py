@@ -18,13 +18,13 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
-from penstock.curve import Curve
-from penstock.executors.base import Device
+from penstock.bundle import Device
 from penstock.scheduling.base import Assignment, Demand, Holding, Scheduler, View, room
 from penstock.scheduling.fifo import fifo
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
-from penstock.scheduling.speed import Speed
 from penstock.scheduling.waterfill import waterfill
+from penstock.speed.curve import Curve
+from penstock.speed.model import Speed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.scheduling.simulated_groups import SimulatedTrial, simulate

@@ -23,10 +23,9 @@ from tempfile import TemporaryDirectory
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.images import CONFIG, Images, Row, row, taken
-from penstock.bundle import Bundle, Failed, Gathering, Job, Placement
-from penstock.executors.base import Device
-from penstock.scheduling.placement import arrange
-from penstock.states import States
+from penstock.bundle import Bundle, Device, Failed, Gathering, Job, Placement
+from penstock.log.states import States
+from penstock.scheduling.nodes import arrange
 from penstock.training.worker import Worker
 
 HOSTS = ("10.9.0.1", "10.9.0.2")

@@ -26,9 +26,9 @@ from ray.tune.schedulers import ResourceChangingScheduler
 from bench.images import CONFIG, Images, Row, row, taken
 from penstock.bundle import Bundle, Failed, Job, Placement, Stopped
 from penstock.executors.base import Executor
-from penstock.executors.processes import ProcessExecutor
-from penstock.executors.ray import RayExecutor
-from penstock.states import States
+from penstock.executors.processes.executor import ProcessExecutor
+from penstock.executors.ray.executor import RayExecutor
+from penstock.log.states import States
 from penstock.trial import Config
 
 SIZES = (1, 2, 4, 2)

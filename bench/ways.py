@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.networks import Batch, Network
 from penstock.training.data import Data, Source
-from penstock.training.fused import Fused, Recipe
+from penstock.training.fused.bundle import Fused, Recipe
 from penstock.training.loop import Training
 
 Step = Callable[[Batch], Tensor]  # trains every trial on a batch; their losses before it

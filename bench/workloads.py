@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from penstock.curve import Curve, measured
+from penstock.speed.curve import Curve, measured
 from penstock.trial import Config
 
 DATA = Path(os.environ.get("PENSTOCK_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")

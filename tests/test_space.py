@@ -18,7 +18,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 import penstock as ps
 from penstock.domains import Choice, Domain, Range
 from penstock.errors import SpaceError
-from penstock.events import Asked, decode, encode
+from penstock.log.events import Asked, decode, encode
 from penstock.space import Space
 
 

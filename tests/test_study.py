@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import penstock as ps
-from penstock.events import Asked, Opened, Reported, read
-from penstock.executors.ray_cluster import code_of
+from penstock.executors.ray.cluster import code_of
+from penstock.log.events import Asked, Opened, Reported, read
 from penstock.stopping import say_how_to_resume
 from penstock.study import seconds
 from tests.tasks import Blobs, trivial
@@ -241,7 +241,7 @@ def test_choices_of_any_object_survive_a_resume():
 def test_values_read_the_same_however_a_file_is_run():
     made = "class Own: pass\nvalue = [Own, Own(), {'one', 'two', 'three', 'four'}, frozenset((2, 'b'))]"
     code = "import sys; exec(sys.argv[1], space := {'__name__': sys.argv[2]}); "
-    code += "from penstock.events import plain; print(plain(space['value']))"
+    code += "from penstock.log.events import plain; print(plain(space['value']))"
     texts = [
         subprocess.run(
             [sys.executable, "-c", code, made, name],

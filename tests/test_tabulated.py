@@ -5,7 +5,7 @@ import pytest
 
 import penstock as ps
 from penstock.bundle import Bundle, Finished, Job, Placement
-from penstock.executors.simulated import SimulatedExecutor
+from penstock.executors.simulated.executor import SimulatedExecutor
 from penstock.task import as_task, fingerprint, task_name
 from penstock.trial import Report
 

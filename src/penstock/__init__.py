@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from penstock.algorithms.pbt import PBT as PBT
     from penstock.algorithms.random import Random as Random
     from penstock.algorithms.successive_halving import SuccessiveHalving as SuccessiveHalving
-    from penstock.curve import Curve as Curve
     from penstock.domains import choice as choice
     from penstock.domains import grid as grid
     from penstock.domains import loguniform as loguniform
@@ -32,9 +31,10 @@ if TYPE_CHECKING:
     from penstock.errors import SpaceError as SpaceError
     from penstock.errors import StudyError as StudyError
     from penstock.errors import TaskError as TaskError
-    from penstock.executors.simulated_settings import Simulated as Simulated
+    from penstock.executors.simulated.settings import Simulated as Simulated
     from penstock.result import Result as Result
     from penstock.result import Trial as Trial
+    from penstock.speed.curve import Curve as Curve
     from penstock.study import Study as Study
     from penstock.study import tune as tune
     from penstock.tabulated import Tabulated as Tabulated
@@ -50,10 +50,10 @@ _HOMES = {
     "penstock.algorithms.pbt": "PBT",
     "penstock.algorithms.random": "Random",
     "penstock.algorithms.successive_halving": "SuccessiveHalving",
-    "penstock.curve": "Curve",
+    "penstock.speed.curve": "Curve",
     "penstock.domains": "choice grid loguniform qloguniform quniform randint uniform",
     "penstock.errors": "LogError Paused PenstockError SoloWarning SpaceError StudyError TaskError",
-    "penstock.executors.simulated_settings": "Simulated",
+    "penstock.executors.simulated.settings": "Simulated",
     "penstock.result": "Result Trial",
     "penstock.study": "Study tune",
     "penstock.tabulated": "Tabulated TabulatedTask",

@@ -5,12 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.events import Measured as Measured
-from penstock.states import States
+from penstock.log.events import Measured as Measured
+from penstock.log.states import States
 from penstock.task import AnyTask
 from penstock.trial import Config, Mode, Report, StateRef
 
 BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator, or the CPU, and what is known of it."""
+
+    name: str
+    type: str
+    memory: int
+    node: str = "local"
 
 
 @dataclass(frozen=True)

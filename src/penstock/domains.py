@@ -18,7 +18,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SpaceError
-from penstock.events import plain
+from penstock.trial import plain
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

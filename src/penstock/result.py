@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, StudyError
-from penstock.events import read
-from penstock.history import History, TrialRecord
-from penstock.states import States
+from penstock.log.events import read
+from penstock.log.history import History, TrialRecord
+from penstock.log.states import States
+from penstock.log.timeline import Row, timeline
 from penstock.task import AnyTask, FunctionTask, Task
-from penstock.timeline import Row, timeline
 from penstock.trial import Config, Metrics, Status
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Trial:
 
     def model(self) -> nn.Module:
         """Its trained model as at its best report: your own module, on the CPU, ready to evaluate."""
-        from penstock.training.randomness import own_randomness
+        from penstock.training.random.generators import own_randomness
 
         weights = self.weights()
         assert isinstance(self._task, Task)

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.domains import Choice, Domain, choice, floats, ints, mark, one_of, optunas, parse
 from penstock.errors import SpaceError
-from penstock.events import plain
 from penstock.seeds import key
-from penstock.trial import Config
+from penstock.trial import Config, plain
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -12,7 +12,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
-from penstock.executors.simulated import Simulated
+from penstock.executors.simulated.executor import Simulated
 
 
 @contextmanager

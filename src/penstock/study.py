@@ -12,36 +12,37 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock import __version__, events
+from penstock import __version__
 from penstock.algorithms.base import Algorithm
 from penstock.algorithms.sampling import Search
 from penstock.bundle import Job
-from penstock.changes import changes, check_configs, check_states, given
-from penstock.decisions import Decider, replay
-from penstock.engine import Engine, Limits
+from penstock.engine.clocking import Pace, Shelf
+from penstock.engine.decisions import Decider, replay
+from penstock.engine.engine import Engine, Limits
+from penstock.engine.fusing import Fusing
 from penstock.errors import StudyError
-from penstock.events import Log, Opened, plain
 from penstock.executors.base import Executor
-from penstock.executors.ray_cluster import is_ray
-from penstock.executors.simulated import Simulated, SimulatedExecutor
-from penstock.fusing import Fusing
-from penstock.history import History
-from penstock.pace import Pace, Shelf
-from penstock.profiles import Profiles
+from penstock.executors.ray.cluster import is_ray
+from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
+from penstock.log import events
+from penstock.log.changes import changes, check_configs, check_states, given
+from penstock.log.events import Log, Opened
+from penstock.log.history import History
+from penstock.log.states import States
+from penstock.log.timeline import Row, timeline
 from penstock.result import Result
 from penstock.scheduling.base import Scheduler
 from penstock.scheduling.fifo import fifo
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
 from penstock.scheduling.growing import FIRST, First, Growing
-from penstock.scheduling.speed import SpeedModel
 from penstock.scheduling.waterfill import waterfill
 from penstock.space import Space
-from penstock.states import States
+from penstock.speed.model import SpeedModel
+from penstock.speed.profiles import Profiles
 from penstock.stopping import say_how_to_resume, stoppable
 from penstock.tabulated import TabulatedTask
 from penstock.task import FunctionTask, as_task, fingerprint, shards, task_name
-from penstock.timeline import Row, timeline
-from penstock.trial import Mode
+from penstock.trial import Mode, plain
 
 if TYPE_CHECKING:
     import optuna
@@ -351,8 +352,8 @@ class Study:
         if isinstance(on, Simulated):
             return SimulatedExecutor(job, on)
         if on != "local":
-            from penstock.executors.ray import RayExecutor
-            from penstock.executors.ray_cluster import code_of, settings
+            from penstock.executors.ray.cluster import code_of, settings
+            from penstock.executors.ray.executor import RayExecutor
 
             address, more = settings(on)
             folder = None if self.file is None else code_of(Path(self.file))
@@ -362,7 +363,7 @@ class Study:
             from penstock.executors.local import LocalExecutor
 
             return LocalExecutor(job)
-        from penstock.executors.processes import ProcessExecutor
+        from penstock.executors.processes.executor import ProcessExecutor
 
         return ProcessExecutor(job, workers)
 

@@ -11,8 +11,8 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.curve import Curve
 from penstock.errors import TaskError
+from penstock.speed.curve import Curve
 from penstock.trial import Config
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ Data goes down as ``TrialGroup``s of ``Member``s and comes up as ``Report``s; al
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -104,3 +105,26 @@ def score(metrics: Metrics, metric: str, mode: Mode) -> float:
     if value is None or value != value or value in (float("inf"), float("-inf")):
         return float("-inf")
     return value if mode == "max" else -value
+
+
+def plain(value: Any) -> Any:
+    """What JSON keeps of a config's value: numbers, strings, lists and dicts as they are, anything else by its repr.
+
+    What differs between two processes is left out of a repr: addresses, and what a study's own file is called, which
+    ``python FILE`` and ``penstock run FILE`` import under two names. A set is in order for the same reason.
+
+    >>> plain({"widths": (64, 32), "act": len, "layers": {"b", "a"}})
+    {'widths': [64, 32], 'act': '<built-in function len>', 'layers': ['a', 'b']}
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((plain(v) for v in value), key=repr)
+    return _PASSING.sub("", repr(value))
+
+
+_PASSING = re.compile(r" at 0x[0-9a-f]+|\b(__main__|penstock_file_\w+)\.")

@@ -32,7 +32,7 @@ import penstock as ps
 from penstock.algorithms.sampling import Search, reseed
 from penstock.algorithms.storage import STUDY
 from penstock.errors import StudyError
-from penstock.events import Asked, Event, Failed, Reported, Wrote, decode, encode
+from penstock.log.events import Asked, Event, Failed, Reported, Wrote, decode, encode
 from penstock.space import Space
 from penstock.trial import Config, Usage
 

@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 import penstock as ps
 from penstock.algorithms.storage import EPOCH, STUDY, LogStorage, guess
 from penstock.errors import StudyError
-from penstock.events import Asked, Dropped, Event, Failed, Opened, Placed, Reported, Wrote, decode, encode
+from penstock.log.events import Asked, Dropped, Event, Failed, Opened, Placed, Reported, Wrote, decode, encode
 from penstock.space import Space
 from penstock.trial import Mode, Usage
 

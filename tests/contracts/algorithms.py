@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from penstock.algorithms.base import Algorithm
 from penstock.algorithms.sampling import Search
 from penstock.domains import choice, loguniform
-from penstock.events import Asked, Event, Failed, Reported
+from penstock.log.events import Asked, Event, Failed, Reported
 from penstock.seeds import key
 from penstock.space import Space
 from penstock.trial import Config, Member, Metrics, Mode, Report, TrialGroup, Usage

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.curve import Curve
+from penstock.bundle import Device
 from penstock.errors import StudyError
-from penstock.executors.base import Device
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Scheduler, View, room
-from penstock.scheduling.packing import Space
-from penstock.scheduling.speed import UNKNOWN, Speed
+from penstock.scheduling.capacity import Space
+from penstock.speed.curve import Curve
+from penstock.speed.model import UNKNOWN, Speed
 from tests.scheduling.simulated_groups import SimulatedTrial, check, demands, simulate
 
 thorough = settings(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import penstock as ps
 from penstock.bundle import Failed, Finished, Job, Placement, Saved, Stopped
-from penstock.executors.processes import ProcessExecutor
+from penstock.executors.processes.executor import ProcessExecutor
 from penstock.trial import Report
 from tests.contracts.executors import CONFIG, Exact, Shared, SharesContract, SpreadContract, alone
 from tests.tasks import Blobs
@@ -68,7 +68,7 @@ import sys
 import threading
 from pathlib import Path
 from penstock.bundle import Bundle, Job, Placement
-from penstock.executors.processes import ProcessExecutor
+from penstock.executors.processes.executor import ProcessExecutor
 from tests.tasks import Blobs
 executor = ProcessExecutor(Job(Blobs(), 0, "loss", "min", Path(sys.argv[1])), 1)
 executor.describe([{"lr": 0.1}], train=True)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.bundle import Bundle, Failed, Finished, Job, Measured, Placement, Stopped
-from penstock.executors.base import Device, DeviceAdded, DeviceLost
-from penstock.executors.simulated import Simulated, SimulatedExecutor
+from penstock.bundle import Bundle, Device, Failed, Finished, Job, Measured, Placement, Stopped
+from penstock.executors.base import DeviceAdded, DeviceLost
+from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
 from penstock.task import FunctionTask
 from penstock.trial import Report
 from tests.contracts.executors import CONFIG, ExecutorContract, alone

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.domains import choice, loguniform
-from penstock.events import Asked, Dropped, Ended, Event, Failed, Log, Measured, Opened, Placed, Reported, plain
-from penstock.history import History
+from penstock.log.events import Asked, Dropped, Ended, Event, Failed, Log, Measured, Opened, Placed, Reported
+from penstock.log.history import History
 from penstock.space import Space
-from penstock.trial import StateRef, Usage
+from penstock.trial import StateRef, Usage, plain
 
 SPACE = {"lr": loguniform(1e-3, 1), "widths": choice([[64, 32], [8]]), "[red]act": ":smile:"}
 SETTINGS: dict[str, Any] = {

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.algorithms.storage import LogStorage
 from penstock.errors import StudyError
-from penstock.events import Ended, Event, Log
+from penstock.log.events import Ended, Event, Log
 from penstock.report import dashboard
 from tests.report.studies import reported, story, write
 

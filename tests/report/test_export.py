@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StudyError
-from penstock.events import Asked, Opened
+from penstock.log.events import Asked, Opened
 from penstock.report.export import write_csv, write_tensorboard
 from tests.report.studies import SETTINGS, ended, reported, write
 

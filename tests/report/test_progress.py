@@ -8,8 +8,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from penstock.events import Asked, Ended, Opened, Placed
-from penstock.history import History
+from penstock.log.events import Asked, Ended, Opened, Placed
+from penstock.log.history import History
 from penstock.report import progress as module
 from penstock.report.progress import Progress, stage_units
 from penstock.trial import Stage

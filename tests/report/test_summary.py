@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from penstock.errors import LogError, StudyError
-from penstock.events import Devices, Measured, Opened
-from penstock.history import History
+from penstock.log.events import Devices, Measured, Opened
+from penstock.log.history import History
 from penstock.report import summary, tables
 from tests.report.studies import SETTINGS, ended, fused, history, story, write
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.events import Asked, Devices, Ended, Opened, Placed
+from penstock.log.events import Asked, Devices, Ended, Opened, Placed
+from penstock.log.timeline import Row
 from penstock.report.bars import BARS, colour, stack
 from penstock.report.page import page, study_page
 from penstock.report.timeline import CHART, LANES, SLICES, draw, ticks
-from penstock.timeline import Row
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.curve import Curve
-from penstock.executors.base import Device
+from penstock.bundle import Device
 from penstock.scheduling.base import FULL, Assignment, Demand, Scheduler, View, room
-from penstock.scheduling.course import Course, course
-from penstock.scheduling.speed import Speed
+from penstock.scheduling.lookahead.rollout import Course, course
+from penstock.speed.curve import Curve
+from penstock.speed.model import Speed
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.executors.base import Device
+from penstock.bundle import Device
 from penstock.scheduling.base import Assignment, Room
 from penstock.scheduling.company import alike_together
 

@@ -1,9 +1,9 @@
 """First in, first out."""
 
-from penstock.curve import Curve
 from penstock.scheduling.base import Assignment
 from penstock.scheduling.fifo import fifo
-from penstock.scheduling.speed import UNKNOWN
+from penstock.speed.curve import Curve
+from penstock.speed.model import UNKNOWN
 from tests.contracts.schedulers import SchedulerContract
 from tests.scheduling.simulated_groups import SimulatedTrial, cluster, demands, empty, simulate
 

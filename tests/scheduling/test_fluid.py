@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from penstock.curve import Curve
-from penstock.executors.base import Device
+from penstock.bundle import Device
 from penstock.scheduling.base import Assignment, Demand, Holding, Scheduler, View, room
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
-from penstock.scheduling.speed import Speed
+from penstock.speed.curve import Curve
+from penstock.speed.model import Speed
 from tests.contracts.schedulers import SchedulerContract
 from tests.scheduling.simulated_groups import SimulatedTrial, cluster, demands, empty, simulate
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.curve import Curve
-from penstock.executors.base import Device
+from penstock.bundle import Device
 from penstock.scheduling.base import Assignment, Demand, Holding, Room, View, room
 from penstock.scheduling.growing import Growing, grow, widen
-from penstock.scheduling.speed import Speed
+from penstock.speed.curve import Curve
+from penstock.speed.model import Speed
 
 untimed = settings(deadline=None)  # tests never measure time
 BEST, EVENLY = Growing("best"), Growing("evenly")

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.curve import Curve
-from penstock.executors.base import Device
+from penstock.bundle import Device
 from penstock.scheduling.base import Assignment, Demand, Holding, Room, View, room
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
-from penstock.scheduling.foresight import rebalance
-from penstock.scheduling.speed import UNKNOWN, Speed
+from penstock.scheduling.lookahead.choose import rebalance
 from penstock.scheduling.waterfill import waterfill
+from penstock.speed.curve import Curve
+from penstock.speed.model import UNKNOWN, Speed
 from tests.contracts.schedulers import SchedulerContract, World, curves, groups_of_trials, thorough, worlds
 from tests.scheduling.simulated_groups import SimulatedTrial, check, cluster, demands, empty, simulate
 

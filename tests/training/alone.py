@@ -5,8 +5,8 @@ import itertools
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-import penstock.training.operators  # noqa: F401  registers the rules
-from penstock.training.stacked import Stacked
+import penstock.training.fused.operators  # noqa: F401  registers the rules
+from penstock.training.fused.stacked import Stacked
 
 
 class Own:

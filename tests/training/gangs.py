@@ -8,8 +8,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.training.data import DataCache
-from penstock.training.distributed import Distributed
-from penstock.training.gang import Gang, Unspreadable
+from penstock.training.spread.data_parallel import Distributed
+from penstock.training.spread.gang import Gang, Unspreadable
 from tests.training.together import CPU, go_on
 
 HOST = "127.0.0.1"

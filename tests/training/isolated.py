@@ -3,7 +3,7 @@
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from penstock.training.stacked import Stacked
+from penstock.training.fused.stacked import Stacked
 from tests.training.alone import Own
 
 SICK = 1

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import penstock as ps
-from penstock.events import Reported, read
-from penstock.training.speeding import Speeding
+from penstock.log.events import Reported, read
+from penstock.training.fused.speeding import Speeding
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials
 

@@ -16,9 +16,9 @@ import penstock as ps
 from penstock.seeds import key, step_key
 from penstock.training.checkpoint import load, save
 from penstock.training.data import DataCache
-from penstock.training.keyed import CALLS
 from penstock.training.loop import Training
-from penstock.training.masks import base, halves, keep
+from penstock.training.random.keyed import CALLS
+from penstock.training.random.masks import base, halves, keep
 from tests.tasks import Augmented, Blobs, Noisy, blobs
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 
 from penstock.training.data import DataCache, Source
-from penstock.training.fused import Fused, Recipe
+from penstock.training.fused.bundle import Fused, Recipe
 from penstock.training.loop import Training
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.domains import Domain
 from penstock.errors import StudyError
-from penstock.events import Asked, Event, Wrote
+from penstock.log.events import Asked, Event, Wrote
 from penstock.seeds import key
 from penstock.space import Space
 from penstock.trial import Config, Mode

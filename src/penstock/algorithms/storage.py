@@ -26,9 +26,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from penstock.domains import Choice, Domain, Range, mark
 from penstock.errors import StudyError
-from penstock.events import Asked, Event, Failed, Opened, Reported, Wrote, plain, read
+from penstock.log.events import Asked, Event, Failed, Opened, Reported, Wrote, read
 from penstock.space import Space
-from penstock.trial import Config, Mode, score
+from penstock.trial import Config, Mode, plain, score
 
 STUDY = 0  # the id of the one study
 EPOCH = datetime(1970, 1, 1)  # Optuna wants dates, and a study has only a clock that began at zero (invariant 6)

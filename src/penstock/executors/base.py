@@ -6,18 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.bundle import Bundle, BundleMode, Description, WorkerEvent
+from penstock.bundle import Bundle, BundleMode, Description, Device, WorkerEvent
 from penstock.trial import Config
-
-
-@dataclass(frozen=True)
-class Device:
-    """One accelerator, or the CPU, and what is known of it."""
-
-    name: str
-    type: str
-    memory: int
-    node: str = "local"
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from penstock.bundle import Bundle, Description, Gathering, Job
-from penstock.executors.base import Device, Executor, ExecutorEvent
-from penstock.training.randomness import own_randomness
+from penstock.bundle import Bundle, Description, Device, Gathering, Job
+from penstock.executors.base import Executor, ExecutorEvent
+from penstock.training.random.generators import own_randomness
 from penstock.training.worker import Worker
 from penstock.trial import Config
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from penstock.log.timeline import Row, Span, union
 from penstock.report.format import clock
-from penstock.timeline import Row, Span, union
 
 BARS = 16_000  # stays that have a bar each: more would make the file large, and be too narrow to see
 HALF = 0.5  # pixels: a bar narrower than this is not seen by itself

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from penstock.algorithms.storage import LogStorage
 from penstock.errors import StudyError
-from penstock.events import LogReader
+from penstock.log.events import LogReader
 from penstock.report.summary import LOG, history_of
 
 

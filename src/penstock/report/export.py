@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StudyError
-from penstock.events import Reported
-from penstock.history import TrialRecord, apart
+from penstock.log.events import Reported
+from penstock.log.history import TrialRecord, apart
 from penstock.report.summary import events_of, history_of
 
 

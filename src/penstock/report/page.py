@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from penstock.events import Event
+from penstock.log.events import Event
+from penstock.log.timeline import available, timeline
 from penstock.report.format import value
 from penstock.report.timeline import draw, end, figures
-from penstock.timeline import available, timeline
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1f2430;--dim:#6b7280;--line:#e3e5ea}

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from penstock.history import History, TrialRecord
+from penstock.log.history import History, TrialRecord
 from penstock.report.format import clock, short, value
 from penstock.report.summary import begun
 from penstock.trial import Stage, Status
@@ -51,7 +51,7 @@ class Lasting(Console):
 class Progress:
     """Shows how far a study has come.
 
-    >>> from penstock.history import History
+    >>> from penstock.log.history import History
     >>> with Progress(64) as progress:
     ...     progress(History())
 

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from penstock.report.format import short, value
+from penstock.trial import Config
 
-if TYPE_CHECKING:
-    from penstock.profiling import Scaling
+
+@dataclass(frozen=True)
+class Scaling:
+    """What was found out. ``seconds`` of a step by the number of devices is empty where a trial cannot be spread.
+
+    ``pays`` is the most devices that a trial is given, and ``reason`` says why. ``kept`` is the file that has it for
+    the next study, or None.
+    """
+
+    task: str
+    config: Config
+    type: str
+    seconds: dict[int, float]
+    pays: int
+    reason: str
+    kept: Path | None
 
 
 def scaling_facts(found: Scaling) -> dict[str, Any]:

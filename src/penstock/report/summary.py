@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import LogError, StudyError
-from penstock.events import Event, read
-from penstock.history import History, TrialRecord
-from penstock.states import States, Store, needed
-from penstock.timeline import timeline, utilisation
+from penstock.log.events import Event, read
+from penstock.log.history import History, TrialRecord
+from penstock.log.states import States, Store, needed
+from penstock.log.timeline import timeline, utilisation
 
 LOG = "log.jsonl"
 

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from penstock.history import History, TrialRecord
+from penstock.log.history import History, TrialRecord
 from penstock.report.format import clock, short, size, value
 from penstock.report.progress import STATES
 from penstock.report.summary import ending

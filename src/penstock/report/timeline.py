@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
-from penstock.events import Event
+from penstock.log.events import Event
+from penstock.log.timeline import Row, Span, busy_spans, measure
 from penstock.report.bars import CHAR, MANY, Lane, Scale, bars
 from penstock.report.format import clock
-from penstock.timeline import Row, Span, busy_spans, measure
 
 WIDTH = 1000.0  # pixels, of the whole picture
 RIGHT = 972.0  # where the lanes end: half a label of the axis has room beside them

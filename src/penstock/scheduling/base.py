@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.executors.base import Device
-from penstock.scheduling.speed import Speed
+from penstock.bundle import Device
+from penstock.speed.model import Speed
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from penstock.executors.base import Device
+from penstock.bundle import Device
 from penstock.scheduling.base import Assignment, Room
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from penstock.scheduling.base import FULL, Assignment, Demand, View
-from penstock.scheduling.packing import refuse_impossible
-from penstock.scheduling.speed import Speed
+from penstock.scheduling.capacity import refuse_impossible
+from penstock.speed.model import Speed
 
 
 def fifo(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, View
-from penstock.scheduling.mixed import by_type
-from penstock.scheduling.packing import Space, divide, everywhere, largest_remainder, refuse_impossible
-from penstock.scheduling.speed import Speed
+from penstock.scheduling.by_type import by_type
+from penstock.scheduling.capacity import Space, divide, everywhere, largest_remainder, refuse_impossible
+from penstock.speed.model import Speed
 
 
 @by_type

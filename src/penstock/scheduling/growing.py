@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from penstock.executors.base import Device
+from penstock.bundle import Device
 from penstock.scheduling.base import FULL, Assignment, View
-from penstock.scheduling.placement import arrange
-from penstock.scheduling.speed import Speed
+from penstock.scheduling.nodes import arrange
+from penstock.speed.model import Speed
 
 First = Literal["best", "evenly"]
 FIRST: tuple[str, ...] = get_args(First)
@@ -34,7 +34,7 @@ def grow(view: View, trials: Sequence[int], speed: Speed, growing: Growing) -> l
     next one; or, evenly, always to the one that has fewest, until it cannot have twice as many. Who would gain less
     time by it than moving costs gets none. Nobody else moves, and nobody has fewer than before.
 
-    >>> from penstock.curve import Curve
+    >>> from penstock.speed.curve import Curve
     >>> from penstock.scheduling.base import Demand, Holding, room
     >>> devices = {name: Device(name, "h200", 8) for name in "abcd"}
     >>> running = {t: Holding(Demand(t, "g", 9), Assignment(t, (name,))) for t, name in enumerate("ab")}

@@ -9,11 +9,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, View
-from penstock.scheduling.foresight import FEW, SMALL, look_ahead, rebalance
-from penstock.scheduling.mixed import by_type
-from penstock.scheduling.packing import Part, Space, divide, everywhere, refuse_impossible
-from penstock.scheduling.planning import Option, options
-from penstock.scheduling.speed import Speed
+from penstock.scheduling.by_type import by_type
+from penstock.scheduling.capacity import Part, Space, divide, everywhere, refuse_impossible
+from penstock.scheduling.lookahead.choose import FEW, SMALL, look_ahead, rebalance
+from penstock.scheduling.lookahead.layout import Option, options
+from penstock.speed.model import Speed
 
 SAMPLE = 256  # trials that the level is found from
 WORTH = 0.25  # the part of many devices that must be free before those that run are looked at

@@ -16,12 +16,12 @@ from penstock.errors import TaskError
 from penstock.task import task_name
 from penstock.training.checkpoint import check_loadable
 from penstock.training.data import ABSENT, ReadConfig
+from penstock.training.fused.stacked import Unfusable
 from penstock.training.loop import Training
-from penstock.training.parts import Part
-from penstock.training.randomness import position, seed_everything
-from penstock.training.runs import out_of_memory
+from penstock.training.random.generators import position, seed_everything
+from penstock.training.runs.base import out_of_memory
 from penstock.training.signature import attributes, compared, signature
-from penstock.training.stacked import Unfusable
+from penstock.training.spread.parts import Part
 from penstock.trial import Config
 
 Result = TypeVar("Result")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from penstock.errors import TaskError
-from penstock.states import States
+from penstock.log.states import States
 from penstock.trial import StateRef
 
 State = dict[str, Any]

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from penstock.errors import TaskError
 from penstock.seeds import key
 from penstock.task import Task, task_name
-from penstock.training.randomness import own_randomness, seed_everything
+from penstock.training.random.generators import own_randomness, seed_everything
 from penstock.training.signature import compared
 from penstock.trial import Config
 

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.errors import Paused, TaskError
 from penstock.seeds import key
 from penstock.task import FunctionTask
-from penstock.training.randomness import random_state, seed_everything, set_random_state
+from penstock.training.random.generators import random_state, seed_everything, set_random_state
 from penstock.trial import Config, Metrics
 
 

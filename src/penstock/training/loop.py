@@ -23,9 +23,9 @@ from penstock.seeds import key
 from penstock.task import Task, task_name
 from penstock.training.checkpoint import State
 from penstock.training.data import Data
-from penstock.training.keyed import Solo
-from penstock.training.parts import InParts, Part
-from penstock.training.randomness import position, random_state, seed_everything, set_random_state
+from penstock.training.random.generators import position, random_state, seed_everything, set_random_state
+from penstock.training.random.keyed import Solo
+from penstock.training.spread.parts import InParts, Part
 from penstock.trial import Config, Metrics, Mode, score
 
 

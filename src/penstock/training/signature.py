@@ -25,9 +25,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from penstock.task import Task
-from penstock.training.optimizers import vector_flags
-from penstock.training.stacked import Unfusable
-from penstock.training.ways import PER_TRIAL
+from penstock.training.fused.optimizers import vector_flags
+from penstock.training.fused.stacked import Unfusable
+from penstock.training.fused.ways import PER_TRIAL
 
 _REGISTRIES = {
     "_parameters",

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.bundle import Bundle, Description, Gathering, Job, Placement, Stopped, WorkerEvent
 from penstock.task import FunctionTask, Task, shards
-from penstock.training.fused_run import FusedRun
-from penstock.training.runs import Events, Run
-from penstock.training.solo_run import SoloRun
+from penstock.training.runs.base import Events, Run
+from penstock.training.runs.fused import FusedRun
+from penstock.training.runs.solo import SoloRun
 from penstock.trial import Config, StateRef
 
 if TYPE_CHECKING:
     import torch
 
-    from penstock.training.distributed import Distributed
-    from penstock.training.fused import Recipe
+    from penstock.training.fused.bundle import Recipe
     from penstock.training.loop import Training
+    from penstock.training.spread.data_parallel import Distributed
 
 WARM, WARM_BYTES = 64, 2**26  # how many trials stay in memory beside their states, and how many bytes they may take
 
@@ -89,7 +89,7 @@ class Worker:
 
     def _run_of(self, bundle: Bundle) -> Run:
         if bundle.mode == "distributed":
-            from penstock.training.gang_run import GangRun
+            from penstock.training.runs.gang import GangRun
 
             return GangRun(self, bundle)
         return FusedRun(self, bundle) if bundle.mode == "fused" else SoloRun(self, bundle)
@@ -143,10 +143,10 @@ class Worker:
     @property
     def _spread(self) -> type[Distributed]:
         if shards(self.job.task) > 1:
-            from penstock.training.sharded import Sharded
+            from penstock.training.spread.sharded import Sharded
 
             return Sharded
-        from penstock.training.distributed import Distributed
+        from penstock.training.spread.data_parallel import Distributed
 
         return Distributed
 
@@ -197,7 +197,7 @@ class Worker:
 
     def recipe(self, bundle: Bundle) -> Recipe:
         """What is known here about training a signature's trials together."""
-        from penstock.training.fused import Recipe
+        from penstock.training.fused.bundle import Recipe
 
         recipe = self._recipes.setdefault(bundle.signature, Recipe())
         if bundle.size is not None:
@@ -243,7 +243,7 @@ class Worker:
         if isinstance(self.job.task, FunctionTask):
             return Description(reason="a function has a loop of its own")
         from penstock.training.check import describe, describe_whole
-        from penstock.training.randomness import own_randomness
+        from penstock.training.random.generators import own_randomness
 
         with own_randomness():
             if shards(self.job.task) > 1:

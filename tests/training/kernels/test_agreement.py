@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 import penstock as ps
-from penstock.training import speeding
+from penstock.training.fused import speeding
+from penstock.training.fused.stacked import Unfusable
 from penstock.training.kernels import agreement, normalization
 from penstock.training.kernels.agreement import check
 from penstock.training.kernels.choice import available, kernels, wanted
-from penstock.training.stacked import Unfusable
 from tests.training.together import Together, Trials
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -16,11 +16,11 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from penstock.training.fused.ways import Native
 from penstock.training.kernels import attention as kernels
 from penstock.training.kernels.attention import LARGEST, attention, candidates, takes
 from penstock.training.kernels.choice import kernels as use
 from penstock.training.kernels.tuning import Blocks
-from penstock.training.ways import Native
 from tests.training.kernels.poisoned import poisoned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

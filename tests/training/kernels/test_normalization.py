@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 pytest.importorskip("triton")
+from penstock.training.fused.ways import Native
 from penstock.training.kernels import weighing
 from penstock.training.kernels.choice import kernels
 from penstock.training.kernels.moments import SUMMING, moments, moments_twin
 from penstock.training.kernels.normalization import ACTIVATIONS, batch_norm, reduce, reduce_twin
-from penstock.training.ways import Native
 from tests.training.kernels.poisoned import poisoned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

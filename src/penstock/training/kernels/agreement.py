@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import torch
 
 from penstock.task import Task
-from penstock.training.compiled import Inputs, gradients
-from penstock.training.flat import Flat
+from penstock.training.fused.compiled import Inputs, gradients
+from penstock.training.fused.flat import Flat
+from penstock.training.fused.stacked import Unfusable
+from penstock.training.fused.ways import Way
 from penstock.training.kernels.choice import kernels
-from penstock.training.stacked import Unfusable
-from penstock.training.ways import Way
 
 TIMES, MORE = 3.0, 1e-4  # how much farther off than torch's a trial's gradient may be, and in parts of its length
 ROWS = 8  # that are computed in full float32 at once, which takes more memory

@@ -1,0 +1,162 @@
+"""What 1, 2, 4, … devices give one trial of a study: measured by training it on each number of them in turn."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from penstock.bundle import Bundle, Device, Failed, Finished, Measured, Parted, Placement, Stopped
+from penstock.engine.clocking import Shelf
+from penstock.engine.decisions import Decider
+from penstock.errors import PenstockError, StudyError, TaskError
+from penstock.executors.base import Executor
+from penstock.executors.ray.cluster import is_ray
+from penstock.log.events import Asked
+from penstock.report.scaling import Scaling
+from penstock.scheduling.nodes import arrange
+from penstock.speed.curve import doublings, measured
+from penstock.speed.profiles import Profiles
+from penstock.task import FunctionTask, Task, fingerprint, shards, task_name
+from penstock.trial import Config
+
+if TYPE_CHECKING:
+    from penstock.study import Study
+
+UNITS = 10  # for each number of devices: enough where a unit has two steps, and an end where no step can be timed
+NEVER = "never on several devices"
+TOO_GOOD = 1.2  # times its number of devices, beyond which a speedup is no cache's doing
+
+
+def count_workers(study: Study, on: str, workers: int | None) -> int | None:
+    """How many workers are to be started, None for all of a cluster; refuses what cannot be profiled at all."""
+    name = task_name(study.task)
+    if isinstance(study.task, FunctionTask):
+        raise StudyError(f"{name} is a function, which has a loop of its own: only a Task trains on several devices.")
+    if not isinstance(study.task, Task):
+        raise StudyError(f"The trials of {name} are looked up and not trained: there is nothing to measure.")
+    if shards(study.task) > 1:
+        raise StudyError(f"{name} has shards = {shards(study.task)}: its trials have no other number of devices.")
+    if on != "local" and not is_ray(on):
+        raise StudyError(f"--on must be local, ray or ray://host:port, where devices can be measured, got {on!r}.")
+    if workers == 1:
+        raise StudyError("Expected several devices, got --workers 1: leave it out for all, or give 2 or more.")
+    if on != "local" or workers is not None:
+        return workers
+    from penstock.executors.local import find_devices
+
+    found = find_devices()
+    cpu = found[0].type == "cpu"
+    count = len(os.sched_getaffinity(0)) if cpu else len(found)
+    if count == 1:
+        what = (
+            "core: use --workers N, so that N processes share it," if cpu else f"{found[0].type}: use another machine"
+        )
+        raise StudyError(f"Expected several devices, and this machine has one {what} or --on ray for a cluster's.")
+    return count
+
+
+def profile(study: Study, on: str, workers: int | None) -> Scaling:
+    """Train the study's first trial a few steps on 1, 2, 4, … devices, and keep what that took as a study would.
+
+    Its states are thrown away, and the study's own log and folder are not touched.
+    """
+    config = first_config(study)
+    with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as scratch:
+        executor = study.replace(states=None)._executor(on, workers, 1.0, Path(scratch) / "profile")
+        try:
+            return _profile(study, executor, config)
+        finally:
+            executor.close()
+
+
+def first_config(study: Study) -> Config:
+    """That of trial 0, as the study draws it."""
+    asked = Decider(study.algorithm, study._search(study.trials)).opened(study.trials)
+    return next(event.config for event in asked if isinstance(event, Asked) and event.trial == 0)
+
+
+def _profile(study: Study, executor: Executor, config: Config) -> Scaling:
+    devices, said = _alike(executor.devices())
+    if len(devices) < 2:
+        raise StudyError(
+            f"Expected several devices of one type, found {len(devices)}: use a larger cluster, or --workers N on a "
+            "machine that has N."
+        )
+    if "distributed" not in executor.modes:
+        raise StudyError("The workers there cannot train one trial together: use --on local, with --workers N.")
+    name, type = task_name(study.task), devices[0].type
+    try:
+        (description,) = executor.describe([config], train=True)
+    except PenstockError:
+        raise
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error)).strip()
+        raise TaskError(f"The task failed in a dry batch with {config}:\n{trace}") from None
+    if description.signature is None:  # a study does not try it either
+        return Scaling(name, config, type, {}, 1, f"{NEVER}: {description.reason}", None)
+    if description.batch_size < len(devices):
+        said.append(f"a batch has {description.batch_size} samples, so it has no more devices")
+    count = min(len(devices), description.batch_size)
+    if count < 2:
+        return Scaling(name, config, type, {}, 1, f"{NEVER}: a batch has one sample", None)
+    there = {device.name: device for device in devices}
+    names = arrange(there, {}, {0: count})[0]
+    placed = (Placement(0, 1, config, UNITS * len(doublings(count)), share=float(count)),)
+    why = "; ".join(said)
+    bundle = Bundle("profile", names, placed, "distributed", description.signature, reason=why, measure=True)
+    found = _measure(executor, bundle)
+    shelf = Shelf(Profiles.open(study.dir / "profiles.jsonl"), fingerprint(study.task))
+    shelf.put(found, there[names[0]])
+    again = Shelf(Profiles.open(shelf.profiles.path), shelf.task).get(found.signature, there[names[0]])
+    kept = None if again is None or again.scaling != found.scaling else shelf.profiles.path
+    curve, cut = measured({}, found.scaling)
+    seconds = found.scaling if len(found.scaling) > 1 else {}  # of a trial that cannot be spread, none was timed
+    cut += _doubts(seconds)
+    return Scaling(name, config, type, seconds, curve.widest, "; ".join((found.reason, *cut)), kept)
+
+
+def _alike(devices: Sequence[Device]) -> tuple[list[Device], list[str]]:
+    """The devices of the type that most are of, and what is to be said of the others."""
+    types = Counter(device.type for device in devices)
+    if len(types) < 2:
+        return list(devices), []
+    ((type, count),) = types.most_common(1)
+    alike = [device for device in devices if device.type == type]
+    return alike, [f"of {len(devices)} devices, {count} are alike and were used"]
+
+
+def _doubts(seconds: Mapping[int, float]) -> list[str]:
+    """Where what was timed cannot be, for a person.
+
+    >>> _doubts({1: 0.02, 2: 0.006}), _doubts({1: 0.02, 2: 0.011})
+    (['2 devices cannot be 3.3 times as fast as 1, so something else ran: profile again'], [])
+    """
+    return [
+        f"{count} devices cannot be {seconds[1] / t:.1f} times as fast as 1, so something else ran: profile again"
+        for count, t in seconds.items()
+        if seconds[1] / t > TOO_GOOD * count
+    ]
+
+
+def _measure(executor: Executor, bundle: Bundle) -> Measured:
+    executor.place(bundle)
+    while True:
+        for event in executor.wait():
+            if isinstance(event, Measured):
+                return event
+            if isinstance(event, Failed):
+                raise StudyError(f"The trial failed with {bundle.placements[0].config}: {event.error}")
+            if isinstance(event, Parted):
+                raise StudyError(f"{event.error} Check that {', '.join(event.devices)} reach each other.")
+            if isinstance(event, Finished):
+                raise StudyError(
+                    "Expected units of several steps, got so short ones that no step could be timed: give the task "
+                    "more steps a unit, as in unit_steps = 20, or smaller batches."
+                )
+            if isinstance(event, Stopped):
+                raise StudyError("The trial was stopped before it was measured, as a device went: try again.")

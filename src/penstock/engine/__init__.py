@@ -1,0 +1,1 @@
+"""What carries an algorithm's trial groups to an executor, and its reports back."""

@@ -1,0 +1,102 @@
+"""What the algorithm decides, as events; and resuming as the replay of those decisions.
+
+Decisions are a function of the order of reports in the log (invariant 4): after each report the algorithm is told,
+then asked, and nothing else reaches it. So a log is resumed by telling a fresh algorithm the logged reports in their
+order and checking that it decides what the log says it decided (invariant 5).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from penstock.algorithms.base import Algorithm
+from penstock.algorithms.sampling import Search
+from penstock.errors import StudyError
+from penstock.log.events import Asked, Dropped, Event, Failed, Opened, Reported, Wrote
+from penstock.log.history import History
+from penstock.trial import Report, plain
+
+
+class Decider:
+    """An algorithm and its search, told about reports and answering with events to log."""
+
+    def __init__(self, algorithm: Algorithm, search: Search) -> None:
+        self.algorithm, self.search = algorithm, search
+        self._wrote: list[Event] = []
+        search.write = self._wrote.append
+        algorithm.begin(search)
+
+    def opened(self, trials: int | None) -> list[Event]:
+        """What the algorithm wants when a driver takes the study up, with a total of trials that may have grown."""
+        self.search.trials = trials
+        return self._ask([])
+
+    def after(self, report: Report) -> list[Event]:
+        """What the algorithm wants after one more report."""
+        self.algorithm.tell(report)
+        dropped = self.algorithm.drops()
+        return self._ask([Dropped(tuple(dropped))] if dropped else [])
+
+    def _ask(self, events: list[Event]) -> list[Event]:
+        groups = self.algorithm.ask()
+        asked = [
+            Asked(m.trial, m.config, m.budget, group.name, m.start_from, m.priority, group.weight, group.open)
+            for group in groups
+            for m in group.members
+        ]
+        events = [*events, *self._wrote, *asked]
+        self._wrote.clear()
+        return events
+
+
+def told(event: Event, history: History) -> Report | None:
+    """The report that an algorithm is told for an event: a failed trial's is empty, at its granted budget."""
+    if isinstance(event, Reported):
+        return Report(event.trial, event.unit, event.metrics, event.attempt, event.state, event.usage)
+    if isinstance(event, Failed) and event.final:
+        return Report(event.trial, history.trials[event.trial].granted, {}, event.attempt)
+    return None
+
+
+def replay(past: Sequence[Event], history: History, decider: Decider, given: int = 0) -> list[Event]:
+    """Go through a log; gives the decisions that were made but not yet logged when its driver died.
+
+    The configs of the first ``given`` events come from the log and not from the search, which has changed since.
+    """
+    for event in past[:given]:
+        if isinstance(event, Asked):
+            decider.search.replay(event.trial, event.config)
+    expected: deque[Event] = deque()
+    for number, event in enumerate(past):
+        if isinstance(event, Asked | Dropped) or (isinstance(event, Wrote) and number >= given):
+            event = _agree(expected.popleft() if expected else None, event)
+        history.apply(event)
+        decider.search.apply(event)
+        if isinstance(event, Opened):
+            expected.extend(decider.opened(event.settings["trials"]))
+        if (report := told(event, history)) is not None:
+            expected.extend(decider.after(report))
+    return list(expected)
+
+
+def _agree(decided: Event | None, logged: Event) -> Event:
+    """The decision, where the log agrees with it: its config holds real objects where the log has their text."""
+    if isinstance(decided, Asked) and isinstance(logged, Asked):
+        same = (decided.trial, decided.budget, decided.start_from) == (logged.trial, logged.budget, logged.start_from)
+        if same and plain(decided.config) == logged.config:
+            return decided
+        if same:
+            raise StudyError(
+                f"The space and the log disagree: trial {logged.trial} was drawn as {logged.config}, and now comes out "
+                f"as {plain(decided.config)}. Resume with the space, sampler and versions the study began with."
+            )
+    elif isinstance(decided, Wrote) and isinstance(logged, Wrote):
+        if (decided.trial, decided.key) == (logged.trial, logged.key):
+            return logged  # values may differ in bytes that mean nothing: CMA-ES pickles memory it never set
+    elif decided == logged:
+        return logged
+    raise StudyError(
+        f"The algorithm and the log disagree: the log has {logged}, and the algorithm decides {decided}. Resume with "
+        "the algorithm and settings the study began with, or start a new study under another name."
+    )

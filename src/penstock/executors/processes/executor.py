@@ -1,0 +1,221 @@
+"""Worker processes on this machine, one device each; on a machine without accelerators they divide its cores.
+
+A worker is started as a program of its own, ``penstock.executors.processes.worker``, with one end of a pipe: the user's
+script is not run again in it, and no lock or thread of the driver is copied. The pipe closes when either side dies.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+from penstock.bundle import Bundle, Description, Device, Failed, Finished, Gathering, Job, Measured, Stopped
+from penstock.errors import StudyError
+from penstock.executors.base import Executor, ExecutorEvent
+from penstock.executors.local import find_devices
+from penstock.task import Task
+from penstock.trial import Config
+
+
+class ProcessExecutor(Executor):
+    """``workers`` processes on this machine."""
+
+    def __init__(self, job: Job, workers: int) -> None:
+        self._began = time.monotonic()
+        self._job = pickled(job, "worker processes")
+        self._threads: int | None = None
+        found = find_devices()
+        if found[0].type == "cpu":
+            import torch
+
+            self._threads = max(1, torch.get_num_threads() // workers)
+            memory = found[0].memory // workers
+            self._devices = [Device(f"cpu:{i}", "cpu", memory) for i in range(workers)]
+        elif workers > len(found):
+            raise StudyError(
+                f"workers={workers} needs as many devices, and this machine has {len(found)}: "
+                f"use workers={len(found)} or fewer, one device each."
+            )
+        else:
+            self._devices = found[:workers]
+        if workers > 1 and isinstance(job.task, Task):
+            self.modes = self.modes | {"distributed"}
+        self._woken, self._wake = os.pipe()
+        self._events: deque[ExecutorEvent] = deque()
+        self._workers = {device.name: _Process(self._job, device, self._threads) for device in self._devices}
+
+    def devices(self) -> Sequence[Device]:
+        return self._devices
+
+    def place(self, bundle: Bundle) -> None:
+        self._give(bundle.devices[0], bundle)
+
+    def _give(self, device: str, bundle: Bundle) -> None:
+        worker = self._workers[device]
+        declared = [(p.trial, p.attempt) for p in bundle.placements]
+        worker.running += [one for one in declared if one not in worker.running]
+        worker.send(("place", bundle))
+
+    def _gather(self, bundle: Bundle) -> None:
+        """The first worker of a trial waits for the others."""
+        (trial,) = ((p.trial, p.attempt) for p in bundle.placements)
+        if trial in self._workers[bundle.devices[0]].running:  # it has not died since
+            for rank, device in enumerate(bundle.devices[1:], 1):
+                self._give(device, replace(bundle, rank=rank))
+
+    def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
+        while not self._events:
+            connections = {worker.connection: worker for worker in self._workers.values()}
+            ready = wait([*connections, self._woken], timeout)
+            if not ready:
+                return []
+            for one in ready:
+                if one == self._woken:
+                    os.read(self._woken, 4096)
+                    return self._take()
+                self._receive(connections[one])  # type: ignore[index]
+        return self._take()
+
+    def _take(self) -> list[ExecutorEvent]:
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def _receive(self, worker: _Process) -> None:
+        try:
+            kind, value = worker.connection.recv()
+        except (EOFError, OSError):
+            self._bury(worker)
+            return
+        self._take_in(worker, kind, value)
+
+    def _take_in(self, worker: _Process, kind: str, value: Any) -> None:
+        if kind == "broken":
+            raise StudyError(f"A worker process could not start:\n{value}")
+        if isinstance(value, Gathering):
+            self._gather(value.bundle)
+            return
+        if isinstance(value, Finished | Stopped | Failed):
+            self._left((value.trial, value.attempt))
+        elif isinstance(value, Measured):
+            value = replace(value, device=worker.device.name)  # to its worker, each of the CPU's devices is the CPU
+        self._events.append(value)
+
+    def _left(self, trial: tuple[int, int]) -> None:
+        for worker in self._workers.values():
+            worker.running = [one for one in worker.running if one != trial]
+
+    def _bury(self, worker: _Process) -> None:
+        """Tell of a worker's death and start another in its place."""
+        how = worker.how_it_died()
+        for trial, attempt in worker.running:
+            self._events.append(Failed(trial, attempt, how, died=True))
+            self._left((trial, attempt))  # its other workers notice by themselves
+        self._workers[worker.device.name] = _Process(self._job, worker.device, self._threads)
+
+    def wake(self) -> None:
+        os.write(self._wake, b"!")
+
+    def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
+        worker = next(iter(self._workers.values()))
+        worker.send(("describe", (list(configs), train)))
+        while True:
+            try:
+                kind, value = worker.connection.recv()
+            except (EOFError, OSError):
+                if not train:  # the next wait tells of its death; these trials are described as unlike any other
+                    self._bury(worker)
+                    return [Description()] * len(configs)
+                raise StudyError(f"The worker process that tried a dry batch died: {worker.how_it_died()}") from None
+            if kind == "described":
+                if isinstance(value, Exception):
+                    raise value
+                descriptions: list[Description] = value
+                return descriptions
+            self._take_in(worker, kind, value)
+
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.kill()
+        for end in (self._woken, self._wake):
+            os.close(end)
+
+
+class _Process:
+    """One worker process, seen from the driver."""
+
+    def __init__(self, job: bytes, device: Device, threads: int | None) -> None:
+        self.device = device
+        self.running: list[tuple[int, int]] = []  # (trial, attempt) of what it was given and has not given back
+        self.connection: Connection[Any, Any]
+        self.connection, theirs = Pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.executors.processes.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches the driver alone, which asks the workers to stop
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+                "PYTHONUNBUFFERED": "1",  # what a task prints is seen even if its worker is killed
+            },
+        )
+        theirs.close()
+        self.send((device.name.split(":")[0] if device.type == "cpu" else device.name, threads))
+        with suppress(OSError):  # it died at birth, which the next wait will say
+            self.connection.send_bytes(job)
+
+    def send(self, message: object) -> None:
+        with suppress(OSError):  # it died, which the next wait will say
+            self.connection.send(message)
+
+    def how_it_died(self) -> str:
+        self.connection.close()
+        code = self.process.wait()
+        if code >= 0:
+            return f"worker process {self.process.pid} exited with status {code}"
+        return f"worker process {self.process.pid} was killed by {signal.Signals(-code).name}"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+def pickled(job: Job, whom: str) -> bytes:
+    """A job as it is sent to workers; where that cannot be, which attribute of the task is why."""
+    import cloudpickle
+
+    try:
+        data: bytes = cloudpickle.dumps(job)
+    except Exception as error:
+        task = getattr(job.task, "function", job.task)
+        unable = [f"its attribute {name!r}" for name, value in getattr(task, "__dict__", {}).items() if not _can(value)]
+        raise StudyError(
+            f"The task cannot be sent to {whom}: {', '.join(unable) or 'it'} cannot be pickled "
+            f"({type(error).__name__}: {error}). Open files, locks and connections inside its methods instead of "
+            'keeping them as attributes, or use on="local" with workers=1.'
+        ) from None
+    return data
+
+
+def _can(value: object) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,438 @@
+"""Workers on a Ray cluster: one actor a device, kept warm for any bundle of any trial, on nodes that come and go.
+
+A worker has a placement group of its own and is asked for its events all the time; a call that fails, or stays
+unanswered, is the one sign of a death, whatever died. A process that died is replaced. Where its node may have died
+with it, the node is left alone until it is known to be well: Ray places actors on dead nodes for a while. Nodes and the
+study's part of the cluster are looked at every half second. Where the program itself is connected to Ray, a worker that
+is idle when its study ends rests for the program's next one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import uuid
+import warnings
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from penstock.bundle import Bundle, Description, Device, Failed, Finished, Gathering, Job, Measured, Stopped
+from penstock.errors import StudyError
+from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
+from penstock.executors.processes.executor import pickled
+from penstock.executors.ray.cluster import Connection, connect, headless, living, require
+from penstock.executors.ray.scaling import Scaling, nothing_came, order
+from penstock.executors.ray.slot import BEAT, Slot, alone, begin, fault, hold, how, kin, rested
+from penstock.executors.ray.studies import Company
+from penstock.executors.ray.worker import Hello
+from penstock.log.states import Folder
+from penstock.task import Task
+from penstock.trial import Config, Report
+
+LOOK = 0.5  # seconds between two looks at the cluster
+SILENT = 60.0  # seconds without an answer, after which a worker has hung
+STARTING = 120.0  # seconds that a worker has to start; the first one of a study, that any has
+COMING = 900.0  # seconds that the first one has where the autoscaler has to make its node
+SLICE = 0.1  # seconds after which a wait looks whether it was woken
+HEADLESS = 30.0  # seconds without the cluster's head, half of what Ray waits before it ends the whole program
+DOUBT = 15.0  # seconds that a node is left alone after a worker was lost there in an unclear way
+STILLBORN = 5  # workers that died before they were ready, one after another, of which nothing will come
+FAILURES = 3  # such losses of one node, each of which doubles that time, until a warning
+
+
+class RayExecutor(Executor):
+    """One worker for each device that this study may have, ``workers`` of them at most, and of use from ``least`` on.
+
+    ``weight`` is the study's part of the cluster beside other studies. ``folder`` is the code that nodes need. After a
+    ``request``, idle workers beyond it are kept for ``idle`` seconds; where the cluster has an autoscaler, their nodes
+    go with them. ``market`` is "spot" or "on-demand" where nodes are labelled so and only such ones are wanted.
+    """
+
+    flexible = True
+
+    def __init__(
+        self,
+        job: Job,
+        on: str = "ray",
+        *,
+        workers: int | None = None,
+        least: int = 1,
+        weight: float = 1.0,
+        folder: Path | None = None,
+        idle: float = 60.0,
+        market: str | None = None,
+    ) -> None:
+        self._ray = require()
+        self._scaling, self._market = Scaling(workers, market, idle, least), market
+        data = pickled(job, "workers on other machines")
+        self._connection: Connection = connect(on, folder)
+        self._began = time.monotonic()
+        self._events: deque[ExecutorEvent] = deque()
+        self._slots: list[Slot] = []
+        self._avoided: dict[str, float] = {}  # until when each node in doubt is left alone
+        self._doubts: Counter[str] = Counter()
+        self._deaths: dict[str, list[set[int]]] = {}  # who trained on a node when a worker died there, since a report
+        self._begun = self._closed = self._woken = False
+        self._looked, self._stillborn, self._reached = -inf, 0, self._began
+        self._studies = Company(uuid.uuid4().hex, weight)
+        self._states, self._token = job.states, _token(job)
+        if isinstance(job.task, Task):
+            self.modes = self.modes | {"distributed"}
+        try:
+            self._found = self._scaling.begin()
+            token = "" if self._token is None else self._token.name
+            self._study = (self._ray.put(data), [os.getcwd(), *filter(os.path.isdir, sys.path)], token)
+            self._kin = kin(job, market)
+            self._rested = rested(self._kin)
+            self._quota = self._scaling.target(self._found)
+            self._fill()
+            self._start()
+            self._begun = True
+            self._events.clear()  # whoever made this sees by itself which devices there are
+        except BaseException:
+            self.close()
+            raise
+
+    # The contract
+
+    def devices(self) -> Sequence[Device]:
+        return [slot.device for slot in self._slots if slot.phase == "ready" and slot.device is not None]
+
+    def place(self, bundle: Bundle) -> None:
+        slots = [self._slot(device) for device in bundle.devices]
+        first = slots[0]
+        new = [p for p in bundle.placements if first is None or (p.trial, p.attempt) not in first.running]
+        if first is None or (new and any(slot is None or slot.phase == "leaving" for slot in slots)):
+            # One went while the engine decided: these are to go elsewhere.
+            self._events += [Stopped(p.trial, p.attempt, p.state) for p in new]
+            return
+        self._give(first, bundle)
+
+    def _gather(self, bundle: Bundle) -> None:
+        """The first worker of a trial waits for the others; where one has gone, it learns that by waiting in vain."""
+        for rank, device in enumerate(bundle.devices[1:], 1):
+            if (slot := self._slot(device)) is not None:
+                self._give(slot, replace(bundle, rank=rank))
+
+    def _give(self, slot: Slot, bundle: Bundle) -> None:
+        new = [p for p in bundle.placements if (p.trial, p.attempt) not in slot.running]
+        states = {}
+        if not slot.shared:
+            for one in {p.state.file for p in new if p.state is not None}:
+                with self._states.read(one) as file:
+                    states[one] = file.read()
+        slot.running += [(p.trial, p.attempt) for p in new]
+        slot.place(bundle, states)
+
+    def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._events and not self._woken:
+            left = SLICE if end is None else min(SLICE, end - time.monotonic())
+            self._listen(max(0.0, left))
+            self._look()
+            if end is not None and time.monotonic() >= end:
+                break
+        self._woken = False
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def wake(self) -> None:
+        self._woken = True
+
+    def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
+        died = ""
+        while True:
+            there = [slot for slot in self._slots if slot.phase == "ready"]
+            slot = next((slot for slot in there if slot.node != died), there[0] if there else None)
+            if slot is None:
+                if self._woken and not train:
+                    return [Description()] * len(configs)
+                self._scaling.at_least_one()
+                self._start()
+                continue
+            asked = slot.actor.describe.remote(list(configs), train)
+            while not self._ray.wait([asked], timeout=SLICE)[0]:
+                self._listen(0.0)
+                self._look()
+                if slot not in self._slots:
+                    break
+            try:
+                answer = self._ray.get(asked, timeout=SLICE)
+            except self._ray.exceptions.RayError as error:
+                if train and died:
+                    raise StudyError(f"The workers that tried a dry batch died: {how(error)}") from None
+                self._lose(slot, error)
+                died = slot.node
+                if train:  # once more, on another node if there is one
+                    continue
+                if len(configs) == 1:
+                    return [Description()]  # as unlike any other, it kills no other's worker
+                return [one for config in configs for one in self.describe([config], train=False)]
+            if isinstance(answer, Exception):
+                raise answer
+            return list(answer)
+
+    def request(self, devices: int) -> None:
+        self._scaling.requested = max(0, devices)
+        self._looked = -inf  # the next wait sees to it
+
+    @property
+    def scales(self) -> bool:  # type: ignore[override]
+        return self._scaling.grows
+
+    @property
+    def provisioning(self) -> float:  # type: ignore[override]
+        """Seconds that a worker takes to come where its node has to come first, as measured."""
+        return self._scaling.provisioning or 0.0
+
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def close(self) -> None:
+        if self._closed:  # Ray would start a cluster of its own rather than say that it is not connected
+            return
+        self._closed = True
+        keep = False
+        with suppress(Exception):
+            keep = not self._studies.leave() and self._connection.stays
+        for slot in list(self._slots):
+            if keep and slot.phase == "ready" and not slot.running:
+                slot.rest(self._kin)
+            else:
+                self._remove(slot)
+        if self._token is not None:
+            with suppress(OSError):
+                self._token.unlink()
+        self._connection.close()
+
+    # Workers
+
+    def _fill(self) -> None:
+        """Ask for workers until there are as many as this study may have."""
+        found = self._found
+        wanted = min(self._quota, self._scaling.target(found), found.devices + found.room)
+        for count in range(sum(slot.phase != "leaving" for slot in self._slots), wanted):
+            beyond = {*found.nodes, *self._avoided} if count >= found.devices else None
+            self._slots.append(begin(found, self._avoided, self._market, self._study, self._rested, beyond))
+
+    def _start(self) -> None:
+        """Wait until all workers that can start have: a study's first bundles are as large as its devices are many.
+
+        Those that need a node that is yet to come are only waited for where there are no others.
+        """
+        began = time.monotonic()
+        while True:
+            ready = [slot for slot in self._slots if slot.phase == "ready"]
+            if ready and len(ready) >= min(len(self._slots), self._found.devices):
+                break
+            if ready and time.monotonic() > max(slot.came for slot in ready) + self._patience():
+                break  # others hold the rest of the cluster; they come when they can
+            seconds = COMING if self._found.room else STARTING
+            if time.monotonic() - began > seconds:
+                raise StudyError(nothing_came(self._found, seconds))
+            self._listen(SLICE)
+            self._look()
+
+    def _patience(self) -> float:
+        """Seconds that the next worker is waited for once one is there: about what that one took."""
+        first = min(slot.came - slot.began for slot in self._slots if slot.phase == "ready")
+        return max(1.0, first)
+
+    def _slot(self, device: str) -> Slot | None:
+        return next((s for s in self._slots if s.device is not None and s.device.name == device), None)
+
+    def _listen(self, timeout: float) -> None:
+        """Take in what workers have said."""
+        asked = {slot.asked: slot for slot in self._slots if slot.asked is not None}
+        if not asked:
+            time.sleep(timeout)
+            return
+        ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=timeout)
+        if ready and len(asked) > 1:
+            ready, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        for one in ready:
+            slot = asked[one]
+            if slot not in self._slots:
+                continue
+            try:
+                said = self._ray.get(one, timeout=SILENT)
+            except self._ray.exceptions.RayError as error:
+                self._lose(slot, error)
+                continue
+            if isinstance(said, Hello):
+                self._greet(slot, said)
+            else:
+                self._hear(slot, said)
+
+    def _greet(self, slot: Slot, hello: Hello) -> None:
+        """A worker is ready: its device is one of the study's."""
+        if (why := fault(hello)) is not None:
+            self._refuse(slot, hello.node, why)
+            return
+        slot.asked = None
+        kind = "cpu" if hello.number is None else "gpu"
+        taken = {s.device.name for s in self._slots if s.device is not None}
+        slot.node, slot.pid, slot.shared = hello.node, hello.pid, hello.shared
+        numbers = [hello.number] if hello.number is not None else range(len(self._slots) + 1)
+        names = [f"{hello.node[:6]}/{kind}:{i}" for i in numbers]
+        name = next((name for name in names if name not in taken), f"{hello.node[:6]}/{hello.pid}")
+        slot.device = Device(name, hello.type, hello.memory, hello.node[:6])
+        slot.phase, slot.came, self._stillborn = "ready", time.monotonic(), 0
+        self._scaling.greeted(slot, hello.node)
+        self._events.append(DeviceAdded(slot.device))
+
+    def _hear(self, slot: Slot, said: list[Any]) -> None:
+        slot.asked = None
+        assert slot.device is not None
+        for event, state in said:
+            if state is not None:
+                self._states.write(event.state.file, state)  # before anyone hears of it
+            if isinstance(event, Gathering):
+                self._gather(event.bundle)
+                continue
+            if isinstance(event, Finished | Stopped | Failed):
+                self._left((event.trial, event.attempt))
+            elif isinstance(event, Measured):
+                event = replace(event, device=slot.device.name)  # to its worker, each device is the first
+            elif isinstance(event, Report):
+                self._deaths.pop(slot.node, None)
+            self._events.append(event)
+        if slot.running:
+            slot.listen()
+        elif slot.phase == "leaving":
+            self._remove(slot)
+
+    def _left(self, trial: tuple[int, int]) -> None:
+        for slot in self._slots:
+            slot.running = [one for one in slot.running if one != trial]
+
+    # Deaths
+
+    def _lose(self, slot: Slot, error: Exception | None) -> None:
+        """A worker is gone: its process alone, which is replaced, or perhaps its node."""
+        if slot not in self._slots:
+            return
+        if slot.device is None:
+            self._stillborn += not slot.rested
+            if "creation task" in str(error) or self._stillborn > STILLBORN:
+                self._refuse(slot, "", f"Workers could not start on the cluster: {error}")
+            else:
+                self._remove(slot)
+            return
+        self._remove(slot)
+        self._looked = -inf  # another takes its place at once
+        cause = "it did not answer any more" if error is None else how(error)
+        failed = [
+            Failed(trial, attempt, f"worker process {slot.pid} on node {slot.node[:6]} died: {cause}", died=True)
+            for trial, attempt in slot.running
+        ]
+        lost = [DeviceLost(slot.device)] if slot.phase == "ready" else []
+        if alone(error) and not self._nodes_fault(slot):
+            self._events += [*failed, *lost]  # one of its trials may have killed it
+        else:
+            self._doubt(slot.node)
+            self._events += [*lost, *failed]  # it is nobody's fault
+        for trial in slot.running:  # its other workers, where it has some, notice by themselves
+            self._left(trial)
+
+    def _nodes_fault(self, slot: Slot) -> bool:
+        """Whether workers of a node have died again and again with nothing reported, and with no trial in common."""
+        deaths = self._deaths.setdefault(slot.node, [])
+        if slot.running:
+            deaths.append({trial for trial, _ in slot.running})
+        return len(deaths) >= FAILURES and not set.intersection(*deaths)
+
+    def _refuse(self, slot: Slot, node: str, fault: str) -> None:
+        """A worker that cannot be used: the end of a study that has not begun; one that has goes on without it."""
+        self._remove(slot)
+        if not self._begun:
+            raise StudyError(fault)
+        warnings.warn(fault, stacklevel=2)
+        if node:
+            self._doubt(node)
+        self._looked = time.monotonic() + DOUBT - LOOK
+
+    def _doubt(self, node: str) -> None:
+        """Leave a node alone until it is known to be well, longer each time."""
+        self._doubts[node] += 1
+        self._avoided[node] = time.monotonic() + DOUBT * 2 ** (self._doubts[node] - 1)
+        if self._doubts[node] == FAILURES:
+            warnings.warn(f"Node {node[:6]} has failed {FAILURES} times and is avoided for a while.", stacklevel=2)
+
+    def _remove(self, slot: Slot) -> None:
+        if slot in self._slots:
+            self._slots.remove(slot)
+        hold(slot.actor)
+        if self._connection.reached():
+            slot.remove()
+
+    # The cluster
+
+    def _look(self) -> None:
+        """See which nodes there are and how much of them is ours, and whether everybody answers."""
+        now = time.monotonic()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        for slot in [s for s in self._slots if s.phase != "starting"]:
+            if slot.asked is None and now - slot.since > BEAT:
+                slot.listen(0.0)  # an idle one says that it lives
+            elif slot.asked is not None and now - slot.since > SILENT:
+                self._lose(slot, None)
+        if self._connection.reached():
+            self._reached = now
+        else:  # what runs goes on, and this is looked at again
+            if now - self._reached > HEADLESS:
+                raise StudyError(headless(self._connection.address, HEADLESS))
+            return
+        try:
+            nodes, self._avoided = living(), {n: end for n, end in self._avoided.items() if end > now}
+            self._found = found = self._scaling.find(self._avoided)
+            for slot in self._slots:
+                slot.begin()
+        except Exception:  # the head answers with an error
+            return
+        for slot in [s for s in self._slots if s.node]:
+            if slot.node not in nodes:
+                self._lose(slot, self._ray.exceptions.NodeDiedError(f"node {slot.node[:6]} is dead"))
+            elif nodes[slot.node] and slot.phase == "ready":
+                self._retire(slot)  # its node is about to be taken away: its trials move first
+        kept = [slot for slot in self._slots if slot.phase != "leaving"]
+        for slot in self._scaling.surplus(kept, found):
+            self._retire(slot)
+            kept.remove(slot)
+        # What trains or is kept through a lull counts as used: only other studies' parts may cost a trial its device.
+        reach = found.devices + found.room
+        most = min(reach, max(self._scaling.target(found), sum(slot.phase == "ready" for slot in kept)))
+        self._quota = min(most, self._studies.quota(most, reach))
+        for slot in order(kept, found.made)[: max(0, len(kept) - self._quota)]:
+            self._retire(slot)
+        self._fill()
+
+    def _retire(self, slot: Slot) -> None:
+        """Give a device up in good order: its trials stop at their next boundary, and then it goes."""
+        if slot.phase == "ready" and slot.device is not None:
+            slot.phase = "leaving"
+            self._events.append(DeviceLost(slot.device))
+            if slot.running:
+                for other in [one for one in self._slots if set(one.running) & set(slot.running)]:
+                    other.place(Bundle("", (slot.device.name,), ()), {})  # the first of a trial's workers stops it
+                return
+        self._remove(slot)
+
+
+def _token(job: Job) -> Path | None:
+    """A file beside the states by which a worker sees whether it has the same ones."""
+    if not isinstance(job.states, Folder):
+        return None
+    path = job.states.dir.parent / f".driver-{uuid.uuid4().hex}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path

@@ -1,0 +1,201 @@
+"""A worker on a Ray cluster, seen from the driver, and the place it has there."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from math import inf
+from typing import Any, Literal
+
+from penstock import __version__
+from penstock.bundle import Bundle, Device, Job
+from penstock.executors.ray.cluster import MARKET, Offer, require
+from penstock.executors.ray.worker import Hello, RayWorker
+from penstock.task import FunctionTask
+
+BEAT = 2.0  # seconds after which a worker answers though nothing happened
+RESTING = 30.0  # seconds that a worker outlives its study
+
+Kin = tuple[str, ...]  # studies that may have each other's workers: connection, where the task is written, market
+Kept = tuple[Any, Any]  # a placement group, and the actor that has it
+_resting: dict[Kin, list[Kept]] = {}  # some may have left by themselves
+_held: list[Any] = []  # the actors of workers that have gone: see `hold`
+
+
+@dataclass(eq=False)
+class Slot:
+    """A worker, seen from the driver, and the place it has on the cluster."""
+
+    group: Any
+    actor: Any
+    asked: Any  # the call whose answer is waited for
+    began: float
+    rested: bool = False  # it served another study before
+    phase: Literal["starting", "ready", "leaving"] = "starting"
+    since: float = 0.0  # when that call was made
+    came: float = 0.0  # when it first answered
+    node: str = ""
+    pid: int = 0
+    shared: bool = True
+    device: Device | None = None
+    running: list[tuple[int, int]] = field(default_factory=list)  # what it was given and has not given back
+    placed: int = 0  # how often a bundle was
+    without: Collection[str] | None = None  # the nodes that were there when it was asked for and had no place on any
+    start: Callable[[], tuple[Any, Any]] | None = None  # how to, once it has a place: gives the actor, and the call
+    spare: float = inf  # since when it is idle while there are more workers than are asked for
+
+    def begin(self) -> None:
+        """Start a worker that had no place, if it has one now: Ray refuses actors whose place is yet to come."""
+        from ray.util.placement_group import placement_group_table
+
+        if self.start is not None and placement_group_table(self.group)["state"] == "CREATED":
+            (self.actor, self.asked), self.start = self.start(), None
+
+    def place(self, bundle: Bundle, states: dict[str, bytes]) -> None:
+        """Send a bundle; with the request for events, where none is under way."""
+        self.placed += 1
+        if self.asked is None:
+            self.since = time.monotonic()
+            call = self.actor.place_and_listen.options(concurrency_group="listening")
+            self.asked = call.remote(self.placed, bundle, states, BEAT)
+        else:
+            self.actor.place.remote(self.placed, bundle, states)
+
+    def listen(self, timeout: float = BEAT) -> None:
+        """Ask for events."""
+        self.since = time.monotonic()
+        self.asked = self.actor.events.options(concurrency_group="listening").remote(timeout)
+
+    def rest(self, kin: Kin) -> None:
+        """Keep the worker for the next study."""
+        self.actor.rest.remote(RESTING)
+        _resting.setdefault(kin, []).append((self.group, self.actor))
+
+    def remove(self) -> None:
+        """Kill the worker, whatever is left of it, and give its place back."""
+        _remove(self.group, self.actor)
+
+
+def kin(job: Job, market: str | None) -> Kin:
+    """Which studies may have this one's workers after it."""
+    import ray
+
+    task = job.task.function if isinstance(job.task, FunctionTask) else type(job.task)
+    return ray.get_runtime_context().get_job_id(), task.__module__, getattr(task, "__qualname__", ""), market or ""
+
+
+def rested(kin: Kin) -> list[Kept]:
+    """The workers that rest for such a study; those that rest for others of this program go."""
+    _held.clear()
+    found = _resting.pop(kin, [])
+    for other in [one for one in _resting if one[0] == kin[0]]:
+        for group, actor in _resting.pop(other):
+            _remove(group, actor)
+    _resting.clear()  # those of a connection that was closed have gone with it
+    return found
+
+
+def hold(actor: Any) -> None:
+    """Keep the handle of a worker that goes until the program's next study begins.
+
+    Ray sends word of each handle that is dropped, from a thread of its own, and crashes the whole program where the
+    connection is closed before that thread had its turn.
+    """
+    _held.append(actor)
+
+
+def _remove(group: Any, actor: Any) -> None:
+    import ray
+    from ray.util.placement_group import remove_placement_group
+
+    with suppress(Exception):
+        ray.kill(actor)
+    with suppress(Exception):
+        remove_placement_group(group)
+
+
+def begin(
+    found: Offer,
+    avoided: Collection[str],
+    market: str | None,
+    study: Sequence[Any],
+    rested: list[Kept],
+    without: Collection[str] | None = None,
+) -> Slot:
+    """Wake a worker for a study, or ask for one on any node of the market but the avoided ones.
+
+    It says hello when it is ready. Where it has no place on the nodes that are there, ``without``, it starts later.
+    """
+    cores = min(found.cores.values(), default=1)
+    if rested:
+        group, actor = rested.pop()
+        return Slot(group, actor, actor.begin.remote(*study, max(1, cores)), time.monotonic(), rested=True)
+    needs = {"CPU": 1} if found.resource == "CPU" else {"GPU": 1, "CPU": min(1, cores)}
+    group = _place(needs, avoided, market)
+
+    def start() -> tuple[Any, Any]:
+        actor = _new(needs, group)
+        return actor, actor.begin.remote(*study, max(1, cores))
+
+    if without is not None:
+        return Slot(group, None, None, time.monotonic(), without=without, start=start)
+    return Slot(group, *start(), time.monotonic())
+
+
+def _place(needs: Mapping[str, int], avoided: Collection[str], market: str | None) -> Any:
+    from ray.util.placement_group import placement_group
+
+    where = {"ray.io/node-id": f"!in({','.join(avoided)})"} if avoided else {}
+    if market is not None:
+        where[MARKET] = market
+    return placement_group([dict(needs)], strategy="STRICT_PACK", bundle_label_selector=[where] if where else None)
+
+
+@cache  # Ray keeps every class that it has made of ours
+def _actor() -> Any:
+    return require().remote(concurrency_groups={"listening": 1})(RayWorker)  # all else in the order of the calls
+
+
+def _new(needs: Mapping[str, int], group: Any) -> Any:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    options = _actor().options(
+        num_cpus=needs["CPU"],
+        num_gpus=needs.get("GPU", 0),
+        max_restarts=0,  # one that was restarted has lost its state: ours are elsewhere
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=False),
+    )
+    return options.remote()
+
+
+def fault(hello: Hello) -> str | None:
+    """Why a worker cannot be used, if so."""
+    where = f"{hello.host} (node {hello.node[:6]})"
+    python = platform.python_version()
+    if hello.python.split(".")[:2] != python.split(".")[:2]:
+        return f"{where} has Python {hello.python} and the driver has {python}: expected the same on all nodes."
+    if hello.penstock != __version__:
+        return (
+            f"{where} has Penstock {hello.penstock} and the driver has {__version__}: expected the same on all nodes. "
+            f"Install that there: pip install penstock=={__version__}"
+        )
+    return f"A worker could not start on {where}:\n{hello.broken.strip()}" if hello.broken else None
+
+
+def how(error: Exception) -> str:
+    """What Ray says of a death, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("The actor is dead because")]
+    said = (told or lines or [type(error).__name__])[0].removeprefix("The actor is dead because ")
+    return said.partition(" Some common causes")[0]
+
+
+def alone(error: Exception | None) -> bool:
+    """Whether it was the worker's process alone that hung, died or was killed for its memory, and not its node."""
+    if error is None or isinstance(error, require().exceptions.OutOfMemoryError):
+        return True
+    return "worker process has died" in how(error)

@@ -1,0 +1,283 @@
+"""A worker on a Ray cluster: an actor that holds one device for as long as its study has it, and a little longer.
+
+A thread of its own trains; the actor's methods only pass orders in and events out, so that a worker answers while it
+trains. One that does not answer has hung. After its study it rests, its imports done, for the next study of the same
+program, until that comes, or another program's, or a while has passed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import io
+import os
+import platform
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from penstock import __version__
+from penstock.bundle import Bundle, Device, Job, WorkerEvent
+from penstock.errors import PenstockError
+from penstock.executors.ray.studies import others
+from penstock.executors.serving import Order, serve
+from penstock.log.states import Folder, States
+from penstock.task import Task
+
+GLANCE = 0.5  # seconds between two looks of a resting worker whether somebody wants its device
+Told = tuple[WorkerEvent, bytes | None]  # an event, and its state's content where the driver is to keep it
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a worker is, said once it is ready, or what kept it from being so."""
+
+    node: str
+    pid: int
+    host: str
+    python: str
+    penstock: str
+    device: str
+    type: str
+    memory: int
+    number: int | None  # of the accelerator on its node
+    shared: bool  # whether it sees the driver's states
+    broken: str = ""
+
+
+class HeldStates(States):
+    """States in a worker's memory, where it shares no place with the driver: those it was sent, and those it wrote."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, bytes] = {}
+        self.written: dict[str, bytes] = {}
+
+    def __str__(self) -> str:
+        return f"the memory of worker {os.getpid()}"
+
+    def under(self, name: str) -> States:
+        return self
+
+    def where(self, name: str) -> str:
+        return f"{name} in {self}"
+
+    def write(self, name: str, content: bytes | memoryview) -> None:
+        self.written[name] = bytes(content)
+
+    def read(self, name: str) -> BinaryIO:
+        content = self._content(name)
+        if content is None:
+            raise FileNotFoundError(self.where(name))
+        return io.BytesIO(content)
+
+    def size(self, name: str) -> int | None:
+        content = self._content(name)
+        return None if content is None else len(content)
+
+    def _content(self, name: str) -> bytes | None:
+        return self.written.get(name, self.sent.get(name))
+
+    def names(self) -> list[str]:
+        return [*self.sent, *self.written]
+
+    def delete(self, *names: str) -> None:
+        for name in names:
+            self.sent.pop(name, None)
+            self.written.pop(name, None)
+
+    def sync(self, name: str) -> None:
+        """Nothing of it survives its process."""
+
+
+class RayWorker:
+    """The actor. Its methods run in two threads: those that wait for events in one, all others in the other."""
+
+    def __init__(self) -> None:
+        self._made = time.time()
+        self._turn = threading.Condition()
+        self._training: threading.Thread | None = None
+        self._wanted = threading.Event()
+
+    def begin(self, job: bytes, paths: list[str], token: str, threads: int) -> Hello:
+        """Serve a study: the first one, or another after a rest."""
+        with self._turn:
+            self._wanted.set()
+        if self._training is not None:
+            self._training.join()
+            if _changed(self._made):
+                os._exit(0)  # another takes its place, with the code as it is now
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._described: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._held: HeldStates | None = None
+        self._placed = 0
+        self._hello = Hello(
+            "", os.getpid(), platform.node(), platform.python_version(), __version__, "", "", 0, None, False
+        )
+        sys.path += [path for path in paths if path not in sys.path]
+        try:
+            self._begin(job, token, threads)
+        except Exception as error:
+            said = str(error) if isinstance(error, PenstockError) else traceback.format_exc()
+            self._hello = replace(self._hello, broken=said)
+        return self._hello
+
+    def _begin(self, pickled: bytes, token: str, threads: int) -> None:
+        import cloudpickle
+        import ray
+
+        from penstock.training.worker import Worker
+
+        context, given = ray.get_runtime_context(), ray.get_gpu_ids()
+        found = _device(bool(given))
+        self._hello = replace(
+            self._hello,
+            node=context.get_node_id(),
+            device=found.name,
+            type=found.type,
+            memory=found.memory,
+            number=int(given[0]) if given and str(given[0]).isdigit() else None,
+        )
+        job: Job = cloudpickle.loads(pickled)
+        if isinstance(job.task, Task):  # functions bring what they need
+            import torch
+            import torch._dynamo  # the first optimizer would; now all workers do so at once
+
+            if found.type == "cpu":
+                torch.set_num_threads(threads)
+        states = States.of(job.states)
+        shared = not isinstance(states, Folder) or token in _names(states.dir.parent)
+        if not isinstance(states, Folder):
+            states.probe()
+        elif not shared:
+            self._held = HeldStates()
+            job = replace(job, states=self._held)
+        self._hello = replace(self._hello, shared=shared)
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        worker = Worker(job, found.name, host)
+        self._training = threading.Thread(target=self._train, args=(worker,), daemon=True, name="training")
+        self._training.start()
+
+    def _train(self, worker: Any) -> None:
+        try:
+            serve(worker, self._orders, self._tell)
+            del worker
+            _free()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # nothing of ours should come here; a worker that cannot train must not seem to
+
+    def _tell(self, kind: str, value: Any) -> None:
+        if kind == "described":
+            self._described.put(value)
+            return
+        state = getattr(value, "state", None)
+        kept = None
+        if self._held is not None and state is not None:
+            kept = self._held.written.pop(state.file, None)  # the driver has it from here on
+        self._events.put((value, kept))
+
+    def rest(self, seconds: float) -> None:
+        """The study is over: forget it, and wait so long for another of the same program."""
+        self._orders.put(("end", None))
+        self._wanted.clear()
+        threading.Thread(target=self._leave, args=(seconds,), daemon=True, name="resting").start()
+
+    def _leave(self, seconds: float) -> None:
+        """Give the device back, unless it is wanted."""
+        from ray.util.placement_group import get_current_placement_group, remove_placement_group
+
+        end = time.monotonic() + seconds
+        while True:
+            if self._wanted.wait(GLANCE):  # first: the study that ended may still be seen, or the next one already
+                return
+            if time.monotonic() > end or others():
+                break
+        with self._turn:
+            if not self._wanted.is_set():
+                remove_placement_group(get_current_placement_group())
+                os._exit(0)
+
+    def place(self, number: int, bundle: Bundle, states: Mapping[str, bytes]) -> None:
+        """Take a bundle, with the states that its trials begin with where they are not to be found.
+
+        Placements are numbered, as one may come by either thread.
+        """
+        with self._turn:
+            self._turn.wait_for(lambda: self._placed == number - 1)
+            if self._held is not None:
+                needed = {p.state.file for p in bundle.placements if p.state is not None}
+                sent = {**self._held.sent, **states}
+                self._held.sent = {name: one for name, one in sent.items() if name in needed}
+            self._orders.put(("place", bundle))
+            self._placed = number
+            self._turn.notify()
+
+    def place_and_listen(self, number: int, bundle: Bundle, states: Mapping[str, bytes], timeout: float) -> list[Told]:
+        """Both in one call: a trial that takes no time is told of in its answer."""
+        self.place(number, bundle, states)
+        return self.events(timeout)
+
+    def describe(self, configs: list[Any], train: bool) -> Any:
+        self._orders.put(("describe", (configs, train)))
+        return self._described.get()
+
+    def events(self, timeout: float) -> list[Told]:
+        """What has happened, as soon as something has; nothing after the timeout, which says that the worker lives."""
+        try:
+            told = [self._events.get(timeout=timeout)]
+        except queue.Empty:
+            return []
+        while not self._events.empty():
+            told.append(self._events.get())
+        return told
+
+
+def _device(accelerated: bool) -> Device:
+    """What trials train on here: a GPU may only be declared, and torch takes seconds to say so."""
+    if accelerated and any(map(_loads, ("libcuda.so.1", "libamdhip64.so"))):
+        from penstock.executors.local import find_devices
+
+        return find_devices()[0]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device("cpu", "cpu", memory // (os.cpu_count() or 1))
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _free() -> None:
+    """Give the device's memory back, where there is any."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _changed(since: float) -> bool:
+    """Whether code that this process has imported is not what lies there now."""
+    for module in list(sys.modules.values()):
+        try:
+            if os.path.getmtime(getattr(module, "__file__", None) or "") > since:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _names(dir: Path) -> list[str]:
+    try:
+        return os.listdir(dir)
+    except OSError:
+        return []

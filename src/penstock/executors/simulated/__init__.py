@@ -1,0 +1,1 @@
+"""Devices on a virtual clock."""

@@ -1,0 +1,399 @@
+"""Any number of devices on a virtual clock, for the same engine, algorithms and schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from random import Random
+from typing import Any, get_args
+
+from penstock.bundle import Bundle, BundleMode, Description, Device, Failed, Finished, Job, Placement, Stopped
+from penstock.errors import PenstockError, StudyError
+from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
+from penstock.executors.simulated.runs import Lookup, Member, Run, Source, Trained, measured, pace
+from penstock.executors.simulated.settings import Simulated as Simulated
+from penstock.seeds import key
+from penstock.speed.curve import Curve
+from penstock.tabulated import TabulatedTask
+from penstock.task import Task
+from penstock.training.runs.base import explain
+from penstock.training.worker import Worker
+from penstock.trial import Config, Report
+
+
+class SimulatedExecutor(Executor):
+    """Trials that are looked up, or really trained one by one, while ``wait`` moves the clock from event to event.
+
+    A unit takes the seconds it takes alone × the curve at its share ÷ the speed of its device. p trials on a device
+    have 1/p of it each; when one enters or leaves, the others keep what they have of their unit and go on at another
+    pace. Trials enter a bundle at once and leave it at the end of a unit: one whose unit begins in this instant
+    leaves in it. There is one bundle on a device: another one that is placed there waits until the first has left.
+
+    What shares cost is told as ``Measured`` once for each signature and device type, with its first report.
+    """
+
+    modes: frozenset[BundleMode] = frozenset(get_args(BundleMode))
+    virtual = True
+
+    def __init__(self, job: Job, settings: Simulated) -> None:
+        self._job, self._settings = job, settings
+        self.provisioning = settings.provision
+        self._now, self._woken = 0.0, False
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any, int]] = []
+        self._counter = count()
+        self._events: list[ExecutorEvent] = []
+        self._there = {device.name: device for device in settings.cluster()}
+        self._listed = list(self._there.values())
+        self._known = {*self._there, *(device.name for _, device in settings.arrivals)}
+        self._comings: dict[str, int] = {}  # how often each device came, where losses are drawn
+        self._on: dict[str, Run] = {}  # by device
+        self._next: dict[str, Run] = {}  # what waits for it
+        self._ended: dict[int, int] = {}  # the last attempt of each trial that has left
+        self._unpaced: dict[Run, None] = {}  # whose number of trials has changed in this instant
+        self._told: set[tuple[str, str]] = set()  # signatures and device types whose shares were measured
+        self._worker: Worker | None = None
+        self._signatures: dict[str, str] = {}  # of configs that really train
+        for device in self._listed:
+            self._await_loss(device)
+        for when, name in settings.losses:
+            self._at(when, self._lose, name)
+        for when, device in settings.arrivals:
+            self._at(when + settings.provision, self._add, device)
+
+    def devices(self) -> Sequence[Device]:
+        return self._listed
+
+    def now(self) -> float:
+        return self._now
+
+    def wake(self) -> None:
+        self._woken = True
+
+    def close(self) -> None:
+        for run in {**self._on, **self._next}.values():
+            for member in run.members.values():
+                member.source.close()
+
+    def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
+        if isinstance(self._job.task, TabulatedTask):
+            return [self._look_up(self._job.task, config, train) for config in configs]
+        made = [self._base().describe(config, train=train) for config in configs]
+        self._signatures.update({repr(config): one.signature or "" for config, one in zip(configs, made, strict=True)})
+        return made
+
+    def _look_up(self, task: TabulatedTask, config: Config, train: bool) -> Description:
+        try:
+            table = task.look_up(config)
+        except Exception:
+            if train:
+                raise
+            return Description()  # it says what is wrong with it when it runs
+        return Description(tuple(table.metrics), table.bytes, table.signature)
+
+    # The clock
+
+    def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
+        heap, events = self._heap, self._events
+        end = inf if timeout is None else self._now + max(0.0, timeout)
+        while not self._woken:
+            if self._unpaced and (not heap or heap[0][0] > self._now):
+                self._repace()
+            if not heap:
+                break
+            when = heap[0][0]
+            if when > self._now and (events or when > end):
+                break
+            _, _, action, subject, version = heappop(heap)
+            if version < 0 or version == subject.version:
+                self._now = when
+                action(subject)
+        woken, self._woken = self._woken, False
+        self._events = []
+        if not events and not woken:
+            if end == inf:
+                raise StudyError(self._stuck())
+            self._now = end
+        return events
+
+    def _stuck(self) -> str:
+        if self._there:
+            return (
+                f"Nothing can happen any more at {self._now:g} simulated seconds: no trial runs on the "
+                f"{len(self._there)} devices, and no device comes or goes. Trials that wait must fit on these devices."
+            )
+        return (
+            f"Nothing can happen any more at {self._now:g} simulated seconds: the last device is lost and none will "
+            "come, but trials wait. Expected fewer losses, arrivals after them, or returns=True."
+        )
+
+    def _at(self, when: float, action: Callable[[Any], None], subject: Any, version: int = -1) -> None:
+        heappush(self._heap, (when, next(self._counter), action, subject, version))
+
+    def _say(self, event: ExecutorEvent) -> None:
+        """Tell something in the next ``wait``, at this instant."""
+        self._at(self._now, lambda said: self._events.append(said), event)
+
+    # Devices
+
+    def _await_loss(self, device: Device) -> None:
+        rate = self._settings.loss_rate / 3600
+        if rate > 0:
+            coming = self._comings[device.name] = self._comings.get(device.name, 0) + 1
+            drawn = Random(key(self._settings.seed, "loss", device.name, coming)).expovariate(rate)
+            self._at(self._now + drawn, self._lose_coming, (device.name, coming))
+
+    def _lose_coming(self, which: tuple[str, int]) -> None:
+        name, coming = which
+        if self._comings[name] == coming:
+            self._lose(name)
+
+    def _lose(self, name: str) -> None:
+        device = self._there.pop(name, None)
+        if device is None:
+            return
+        self._listed = list(self._there.values())
+        self._events.append(DeviceLost(device))
+        for runs in (self._next, self._on):
+            if name in runs:
+                self._fail(runs[name], f"device {name} was lost")
+        if self._settings.returns:
+            self._at(self._now + self._settings.provision, self._add, device)
+
+    def _add(self, device: Device) -> None:
+        if device.name not in self._there:
+            self._there[device.name] = device
+            self._listed = list(self._there.values())
+            self._events.append(DeviceAdded(device))
+            self._await_loss(device)
+
+    def _fail(self, run: Run, error: str) -> None:
+        for member in run.members.values():
+            member.version += 1
+            member.source.close()
+        for trial, attempt in (*run.members, *run.coming):
+            self._events.append(Failed(trial, attempt, error, died=True))
+            self._ended[trial] = attempt
+        run.members.clear()
+        run.coming.clear()
+        self._vacate(run)
+
+    # Bundles
+
+    def place(self, bundle: Bundle) -> None:
+        if unknown := [name for name in bundle.devices if name not in self._known]:
+            raise StudyError(f"Expected the names of simulated devices, got {', '.join(unknown)}.")
+        here = list(dict.fromkeys(runs[d] for runs in (self._on, self._next) for d in bundle.devices if d in runs))
+        ours = next((run for run in here if (run.name, run.devices) == (bundle.name, bundle.devices)), None)
+        entering = self._entering(bundle, ours)
+        for run in here:
+            if run is not ours or not bundle.placements:
+                self._dismiss(run)
+        if not entering and (ours is None or not bundle.placements):
+            return
+        if ours is not None:
+            self._change(ours, bundle, entering)
+        elif gone := [name for name in bundle.devices if name not in self._there]:
+            for trial, attempt in entering:
+                self._ended[trial] = attempt
+                self._say(Failed(trial, attempt, f"device {gone[0]} was lost", died=True))
+        else:
+            run = Run(bundle, min(self._settings.speeds.get(self._there[d].type, 1.0) for d in bundle.devices))
+            run.coming = entering
+            self._next.update(dict.fromkeys(run.devices, run))
+            self._settle(run)
+
+    def _entering(self, bundle: Bundle, ours: Run | None) -> dict[tuple[int, int], tuple[Placement, Source, Curve]]:
+        """Those that are new here, ready to begin; a declaration may still name those that have left."""
+        entering = {}
+        first = self._there.get(bundle.devices[0])
+        for placement in bundle.placements:
+            who = placement.trial, placement.attempt
+            if placement.attempt <= self._ended.get(placement.trial, -1):
+                continue
+            if ours is not None and who in ours.members:
+                ours.members[who].source.extend(placement.budget)
+            elif ours is None or who not in ours.coming:
+                try:
+                    source, curve = self._source(placement)
+                    entering[who] = placement, source, curve or self._settings.curve_of(source.signature, first)
+                except PenstockError:
+                    raise  # a simulation that is set up wrong
+                except Exception as error:
+                    self._ended[placement.trial] = placement.attempt
+                    self._say(Failed(*who, explain(error)))
+        return entering
+
+    def _source(self, placement: Placement) -> tuple[Source, Curve | None]:
+        """What gives a trial's units, and its own curve where it has one."""
+        task, settings, config = self._job.task, self._settings, placement.config
+        if isinstance(task, TabulatedTask):
+            table = task.look_up(config)
+            return Lookup(placement, table, self._job.states, settings.saving_every), table.curve
+        worker = self._base()
+        if isinstance(task, Task) and repr(config) not in self._signatures:
+            self.describe([config], train=False)  # the worker has the data then, which its copies share
+        return Trained(placement, worker, settings.unit_seconds, self._signatures.get(repr(config), "")), None
+
+    def _base(self) -> Worker:
+        if self._worker is None:
+            from penstock.executors.local import find_devices
+
+            self._worker = Worker(self._job, find_devices()[0].name)
+        return self._worker
+
+    def _change(self, run: Run, bundle: Bundle, entering: dict[tuple[int, int], Any]) -> None:
+        wanted = {(p.trial, p.attempt): p for p in bundle.placements}
+        run.mode = bundle.mode
+        for who, member in run.members.items():
+            if who not in wanted:
+                self._leave(member)
+            elif member.phase != "stopping":
+                member.placement, member.budget, member.leaving = wanted[who], wanted[who].budget, False
+        for who in [who for who in run.coming if who not in wanted]:
+            self._turn_away(run, who)
+        for who, (_, source, curve) in run.coming.items():
+            run.coming[who] = wanted[who], source, curve
+        run.coming.update(entering)
+        self._unpaced[run] = None
+        self._enter(run)
+
+    def _dismiss(self, run: Run) -> None:
+        for who in list(run.coming):
+            self._turn_away(run, who)
+        for member in run.members.values():
+            self._leave(member)
+        if not run.members:
+            self._vacate(run)
+
+    def _turn_away(self, run: Run, who: tuple[int, int]) -> None:
+        """It goes before it began: there is nothing to save."""
+        placement, source, _ = run.coming.pop(who)
+        source.close()
+        self._ended[placement.trial] = placement.attempt
+        self._say(Stopped(*who, placement.state))
+
+    def _settle(self, run: Run) -> None:
+        if any(name in self._on for name in run.devices):
+            return
+        for name in run.devices:
+            del self._next[name]
+            self._on[name] = run
+        self._enter(run)
+
+    def _enter(self, run: Run) -> None:
+        if self._on.get(run.devices[0]) is not run or (run.members and not run.together):
+            return
+        for who, (placement, source, curve) in run.coming.items():
+            if placement.attempt > self._ended.get(placement.trial, -1):  # it may have left a bundle before this one
+                member = run.members[who] = Member(placement, source, curve, run, self._now)
+                self._at(self._now + self._settings.start, self._begin, member, 0)
+        run.coming.clear()
+        self._unpaced[run] = None
+        if not run.members:
+            self._vacate(run)
+
+    def _gone(self, member: Member) -> None:
+        run, placement = member.run, member.placement
+        del run.members[placement.trial, placement.attempt]
+        self._ended[placement.trial] = placement.attempt
+        member.version += 1
+        member.source.close()
+        self._unpaced[run] = None
+        if not run.members:
+            if run.coming:
+                self._enter(run)
+            else:
+                self._vacate(run)
+
+    def _vacate(self, run: Run) -> None:
+        self._unpaced.pop(run, None)
+        for runs in (self._on, self._next):
+            for name in run.devices:
+                if runs.get(name) is run:
+                    del runs[name]
+        for name in run.devices:
+            if name in self._next:
+                self._settle(self._next[name])
+
+    # Trials
+
+    def _begin(self, member: Member) -> None:
+        if member.source.unit >= member.budget:
+            self._events.append(Finished(member.placement.trial, member.placement.attempt))
+            self._gone(member)
+            return
+        used = (self._now - member.since) * member.share + member.used
+        member.pace, member.share = pace(member, self._settings)
+        self._unit(member)
+        member.used = used
+
+    def _unit(self, member: Member) -> None:
+        member.phase = "training"
+        member.left = left = member.source.seconds()
+        member.since = member.began = now = self._now
+        member.used = 0.0
+        heappush(self._heap, (now + left * member.pace, next(self._counter), self._end, member, member.version))
+
+    def _end(self, member: Member) -> None:
+        """The end of a unit, or of writing the state that goes with its report."""
+        source, settings = member.source, self._settings
+        if settings.save and member.phase == "training" and settings.saves(source.unit + 1, member.budget):
+            member.phase = "saving"
+            self._at(self._now + settings.save, self._end, member, member.version)
+            return
+        if not member.told:
+            self._measure(member)
+        event = source.end(member.budget, member.used + (self._now - member.since) * member.share)
+        self._events.append(event)
+        if type(event) is not Report:
+            self._gone(member)
+        elif event.unit >= member.budget:
+            self._events.append(Finished(event.trial, event.attempt))
+            self._gone(member)
+        elif member.leaving:
+            self._stop(member, settings.stop)
+        else:
+            self._unit(member)
+
+    def _leave(self, member: Member) -> None:
+        state, source = member.placement.state, member.source
+        member.leaving = True
+        if member.phase == "starting":
+            self._stop(member, 0.0)
+        elif member.phase == "training" and member.began == self._now and not source.ahead:
+            trained = source.unit != (0 if state is None else state.unit)
+            self._stop(member, self._settings.stop if trained else 0.0)
+
+    def _stop(self, member: Member, after: float) -> None:
+        member.phase = "stopping"
+        member.version += 1
+        self._at(self._now + after, self._stopped, member, member.version)
+
+    def _stopped(self, member: Member) -> None:
+        self._events.append(member.source.leave())
+        self._gone(member)
+
+    def _repace(self) -> None:
+        now = self._now
+        for run in self._unpaced:
+            for member in run.members.values():
+                changed, share = pace(member, self._settings)
+                if (changed, share) == (member.pace, member.share):
+                    continue
+                member.used += (now - member.since) * member.share
+                if member.phase == "training":
+                    member.left = max(0.0, member.left - (now - member.since) / member.pace)
+                    member.version += 1
+                    self._at(now + member.left * changed, self._end, member, member.version)
+                member.since, member.pace, member.share = now, changed, share
+        self._unpaced.clear()
+
+    def _measure(self, member: Member) -> None:
+        member.told = True
+        device = self._there[member.run.devices[0]]
+        signature = member.source.signature
+        if signature and (signature, device.type) not in self._told:
+            self._told.add((signature, device.type))
+            self._events.append(measured(member, signature, device.name))

@@ -1,0 +1,143 @@
+"""What is simulated: the devices, what they cost in time, and when they come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from penstock.bundle import Device
+from penstock.errors import StudyError
+from penstock.speed.curve import Curve
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Where a study runs on a virtual clock: ``study.run(on=Simulated(devices=64))``.
+
+    Trials of a ``TabulatedTask`` are looked up. Those of any other task really train, one after the other in this
+    process, and only their time is simulated.
+
+    >>> [device.name for device in Simulated(devices=3, per_node=2).cluster()]
+    ['node 0/device 0', 'node 0/device 1', 'node 1/device 0']
+
+    Args:
+        devices: how many, or the devices themselves.
+        per_node: devices of a node, where ``devices`` is a number; so are ``type`` and ``memory`` (bytes) theirs.
+        curve: what sharing and spreading do to a unit's time, truly; that of a table goes before it. Beyond its end it
+            goes on by its last ratio. Where it has one entry alone, p trials take p times as long, and more devices
+            gain nothing.
+        curves: those of trials of one signature on a device type, by both, which go before ``curve``; where there are
+            any, trials of several signatures on a device take turns.
+        speeds: how many times as fast a device type is; 1 where nothing is said.
+        start: seconds from a trial's placement until its first unit begins.
+        stop: seconds from the end of the unit after which a trial leaves until it has left, its state saved.
+        save: seconds by which a report with a state comes later.
+        saving_every: a tabulated trial saves after this many units too; 0: at its budget and when it leaves alone.
+        provision: seconds before a device that arrives is there.
+        losses: when devices are lost: (seconds, name).
+        arrivals: when devices are asked for, which are there ``provision`` seconds later: (seconds, device).
+        loss_rate: losses of a device an hour besides, drawn from ``seed``.
+        returns: whether a lost device comes back after ``provision`` seconds.
+        seed: what the losses are drawn from.
+        fixed_shares: every trial has the time of its placement's share, whoever else is there.
+        unit_seconds: of a task that really trains, alone on a device of speed 1; None: what its first unit really
+            took, and then no two runs are the same.
+    """
+
+    devices: int | Sequence[Device]
+    per_node: int = 8
+    type: str = "simulated"
+    memory: int = 16 * GIB
+    curve: Curve = field(default_factory=Curve)
+    curves: Mapping[tuple[str, str], Curve] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    start: float = 0.0
+    stop: float = 0.0
+    save: float = 0.0
+    saving_every: int = 0
+    provision: float = 0.0
+    losses: Sequence[tuple[float, str]] = ()
+    arrivals: Sequence[tuple[float, Device]] = ()
+    loss_rate: float = 0.0
+    returns: bool = False
+    seed: int = 0
+    fixed_shares: bool = False
+    unit_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("per_node", "memory"):
+            _check_whole(name, getattr(self, name), 1)
+        _check_whole("saving_every", self.saving_every, 0)
+        if isinstance(self.devices, int | float):
+            _check_whole("devices", self.devices, 1)
+        for name in ("start", "stop", "save", "provision", "loss_rate"):
+            _check_time(name, getattr(self, name))
+        for when, _ in (*self.losses, *self.arrivals):
+            _check_time("the time of a loss or an arrival", when)
+        for kind, speed in self.speeds.items():
+            _check_positive(f"the speed of {kind!r}", speed)
+        if self.unit_seconds is not None:
+            _check_positive("unit_seconds", self.unit_seconds)
+        self._check_names()
+
+    def cluster(self) -> list[Device]:
+        """The devices there are at first."""
+        if not isinstance(self.devices, int):
+            return list(self.devices)
+        places = [divmod(i, self.per_node) for i in range(self.devices)]
+        return [Device(f"node {n}/device {i}", self.type, self.memory, f"node {n}") for n, i in places]
+
+    def curve_of(self, signature: str, device: Device | None) -> Curve:
+        """What is true of a signature's trials on a device."""
+        return self.curve if device is None else self.curves.get((signature, device.type), self.curve)
+
+    def saves(self, unit: int, budget: int) -> bool:
+        """Whether a trial writes a state with the report of a unit."""
+        return unit >= budget or (self.saving_every > 0 and unit % self.saving_every == 0)
+
+    def _check_names(self) -> None:
+        """No device is there twice or lost when it is not there; of several in one instant, losses come first."""
+        cluster = [device.name for device in self.cluster()]
+        if not cluster:
+            raise StudyError("Expected at least one device, got devices=[]: give a number, or the devices.")
+        there = set(cluster)
+        if len(there) < len(cluster):
+            twice = sorted({name for name in cluster if cluster.count(name) > 1})
+            raise StudyError(f"Expected every device by a name of its own, got {', '.join(twice)} more than once.")
+        known = there | {device.name for _, device in self.arrivals}
+        changes = [(when, 0, name) for when, name in self.losses]
+        changes += [(when + self.provision, 1, device.name) for when, device in self.arrivals]
+        for when, comes, name in sorted(changes):
+            if name not in known:
+                raise StudyError(f"Expected losses of devices that there are, got {name!r}: choose of {_some(known)}.")
+            if comes and name in there:
+                raise StudyError(f"Expected new names of arrivals, but {name!r} is there at {when:g} seconds already.")
+            if not comes and name not in there:
+                raise StudyError(f"Expected losses of devices that are there, but {name!r} is not at {when:g} seconds.")
+            if comes:
+                there.add(name)
+            elif not self.returns:  # else it is lost for a while alone
+                there.remove(name)
+
+
+def _some(names: set[str]) -> str:
+    first = sorted(names)[:4]
+    return ", ".join(first) + (", …" if len(names) > len(first) else "")
+
+
+def _check_whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise StudyError(f"{name} of Simulated must be a whole number from {least} on, got {value!r}.")
+
+
+def _check_time(name: str, value: float) -> None:
+    if not (isfinite(value) and value >= 0):
+        raise StudyError(f"{name} of Simulated must be a finite number from 0 on, got {value!r}.")
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (isfinite(value) and value > 0):
+        raise StudyError(f"{name} of Simulated must be a finite number above 0, got {value!r}.")

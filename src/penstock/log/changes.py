@@ -1,0 +1,103 @@
+"""What may change between two runs of a study: the log's last settings against those of now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import SpaceError, StudyError
+from penstock.log.events import Asked, Event, Opened
+from penstock.log.history import History, TrialRecord
+from penstock.log.states import States, needed
+from penstock.space import Space
+from penstock.trial import StateRef
+
+FIXED = ("metric", "mode", "seed")  # a study with another of these is another study
+CODE = "the task's code is another"
+CHANGEABLE = ("task", "source", "space", "algorithm", "sampler")  # not "states": see check_states
+
+
+def changes(past: Sequence[Event], now: dict[str, Any], grows: bool, allowed: bool) -> list[str]:
+    """What differs between the log's last settings and these, or a refusal that names it."""
+    opened = [event.settings for event in past if isinstance(event, Opened)]
+    if not opened:
+        return []
+    before = opened[-1]
+    if fixed := [name for name in FIXED if before[name] != now[name]]:
+        said = ", ".join(f"{name}={before[name]!r} (got {now[name]!r})" for name in fixed)
+        raise StudyError(f"Study {before['name']!r} exists with {said}: start a new study under another name.")
+    if before["trials"] is not None and now["trials"] is not None and now["trials"] < before["trials"]:
+        raise StudyError(
+            f"Study {before['name']!r} has trials={before['trials']}, a total over all resumes, "
+            f"got trials={now['trials']}: give at least as many."
+        )
+    if before["trials"] != now["trials"] and not grows:
+        raise StudyError(
+            f"Study {before['name']!r} halves {before['trials']} trials, got trials={now['trials']}: its rungs "
+            "are made from that number, so start a new study under another name."
+        )
+    changed = [name for name in CHANGEABLE if before[name] != now[name]]
+    if changed and not allowed:
+        said = "; ".join(
+            CODE if name == "source" else f"{name} was {before[name]} and is {now[name]}" for name in changed
+        )
+        raise StudyError(
+            f"Study {before['name']!r} changed since its log was written: {said}. Put it back, start a new study under "
+            "another name, or go on all the same with allow_changes=True (--allow-changes), which works where the "
+            "algorithm would have decided the same so far."
+        )
+    return changed
+
+
+def given(past: Sequence[Event], changed: bool) -> int:
+    """How many events lie before the last change: their configs come from the log."""
+    if changed:
+        return len(past)
+    return max((i for i, e in enumerate(past) if isinstance(e, Opened) and e.settings.get("changed")), default=0)
+
+
+def check_configs(past: Sequence[Event], space: Space) -> None:
+    """Refuse a space that a logged config does not lie in."""
+    for event in past:
+        if isinstance(event, Asked):
+            try:
+                space.check(event.config)
+            except SpaceError as error:
+                raise StudyError(
+                    f"Trial {event.trial} of the log does not fit the changed space: {error} "
+                    "Widen the space again, or start a new study under another name."
+                ) from None
+
+
+def check_states(past: Sequence[Event], history: History, dir: Path, place: str | None, allowed: bool) -> None:
+    """Refuse a place whose states are another study's, or where those that this one needs are not."""
+    states, opened = States.of_study(dir, place), [event.settings for event in past if isinstance(event, Opened)]
+    if not opened:
+        if place is not None and states.names():
+            raise StudyError(
+                f"{states} holds the states of another study, got states={place!r} for a new one of that name: give "
+                "this one another name, or delete them."
+            )
+        return
+    before = opened[-1].get("states")  # a log from before there was a choice has none
+    if before == place:
+        return
+    missing = [
+        record for record in history.trials if any(states.size(r.file) != r.bytes for r in _all(record, history))
+    ]
+    bound = [r for r in missing if r.copied_at >= 0 and r.status in ("waiting", "running", "paused")]
+    if not missing or (allowed and not bound):
+        return
+    back = "leave states= (--states) out" if before is None else f"give states={before!r} (--states)"
+    anew = "or let those trials begin again with allow_changes=True (--allow-changes)."
+    if bound:
+        anew = f"for trial {bound[0].number} had taken over another trial's and cannot begin again."
+    raise StudyError(
+        f"Study {dir.name!r} has its states in {States.of_study(dir, before)}, got {states}, where those of "
+        f"{len(missing)} trials are missing: {back}, or copy them there, {anew}"
+    )
+
+
+def _all(record: TrialRecord, history: History) -> list[StateRef]:
+    return needed(record, history) + ([] if record.start is None else [record.start])

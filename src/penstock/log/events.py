@@ -1,0 +1,330 @@
+"""The event log: append-only JSON lines, the truth about a study.
+
+Every decision, report, placement and failure is a line here before it takes effect. A line reaches the operating
+system in one ``write`` before ``append`` returns, so SIGKILL loses none; ``fsync`` follows at least each second, so a
+power loss takes at most a second. Every line carries its number, so a line that is missing inside is noticed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import LogError
+from penstock.trial import StateRef, Usage, plain
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A driver took up the study: a first time, after an interruption, or with changed settings."""
+
+    settings: dict[str, Any]
+    clock: float = 0.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The algorithm wants a trial run to a budget; a config unlike the trial's last one is a change (PBT)."""
+
+    trial: int
+    config: dict[str, Any]
+    budget: int
+    group: str
+    start_from: tuple[int, int] | None = None
+    priority: float = 0.0
+    weight: float = 1.0
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Wrote:
+    """A sampler wrote an attribute of a trial, or of the study where ``trial`` is None."""
+
+    trial: int | None
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A trial was given devices; its attempts are counted by this."""
+
+    trial: int
+    attempt: int
+    devices: tuple[str, ...]
+    mode: str
+    state: StateRef | None
+    clock: float
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices there are from now on, by name and type."""
+
+    types: dict[str, str]
+    clock: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a worker found out about training a signature's trials together: which way, how many at once, and why.
+
+    ``seconds`` are those of one step of the whole bundle by its size, ``bytes`` its memory as first + second × size,
+    ``scaling`` the seconds of one step of a trial by the number of its devices, where that was tried. The ``clock`` is
+    the study's, which a worker does not know.
+    """
+
+    signature: str
+    device: str
+    way: str
+    size: int
+    seconds: dict[int, float]
+    bytes: tuple[int, int] | None
+    reason: str
+    clock: float = 0.0
+    scaling: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A trial reported metrics; ``state`` where one was saved at that unit."""
+
+    trial: int
+    attempt: int
+    unit: int
+    metrics: dict[str, float]
+    state: StateRef | None
+    usage: Usage
+    clock: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A state was written between reports, or when the trial was stopped."""
+
+    trial: int
+    attempt: int
+    state: StateRef
+    clock: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An attempt ended by an error. ``final`` where the trial is given up.
+
+    ``own`` where it counts against the trial: not where its device was lost, nor where others died with it.
+    """
+
+    trial: int
+    attempt: int
+    error: str
+    final: bool
+    clock: float
+    own: bool = True
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """The algorithm will not ask for these trials again."""
+
+    trials: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The driver laid the study down, and why: done, deadline, target, interrupted, failed."""
+
+    reason: str
+    clock: float
+
+
+Event = Opened | Asked | Wrote | Placed | Devices | Measured | Reported | Saved | Failed | Dropped | Ended
+_KINDS: dict[str, type] = {
+    kind.__name__.lower(): kind
+    for kind in (Opened, Asked, Wrote, Placed, Devices, Measured, Reported, Saved, Failed, Dropped, Ended)
+}
+
+
+def encode(event: Event, number: int) -> str:
+    """One line of the log, without its newline."""
+    body = {"n": number, "event": type(event).__name__.lower(), **vars(event)}
+    return json.dumps(body, default=_default, separators=(",", ":"))
+
+
+def _default(value: Any) -> Any:
+    return vars(value) if isinstance(value, StateRef | Usage) else plain(value)
+
+
+def decode(line: str, number: int) -> Event:
+    """The event of line ``number`` (from 0); raises ValueError where the line is not whole."""
+    body = json.loads(line)
+    if body.pop("n") != number:
+        raise ValueError("its number is out of order")
+    kind = _KINDS[body.pop("event")]
+    if body.get("state") is not None:
+        body["state"] = StateRef(**body["state"])
+    if "usage" in body:
+        body["usage"] = Usage(**body["usage"])
+    for name in ("seconds", "scaling"):
+        if name in body:
+            body[name] = {int(size): seconds for size, seconds in body[name].items()}
+    for name in ("devices", "trials", "start_from", "bytes"):
+        if body.get(name) is not None:
+            body[name] = tuple(body[name])
+    event: Event = kind(**body)
+    return event
+
+
+def read(path: Path) -> Iterator[Event]:
+    """The events of a log, without a torn last line; a damaged line inside is an error."""
+    yield from LogReader(path).new()
+
+
+@dataclass
+class LogReader:
+    """Reads a log that another process may still be writing: each call of ``new`` gives the events since the last."""
+
+    path: Path
+    offset: int = 0
+    lines: int = 0
+
+    def new(self) -> Iterator[Event]:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            raise LogError(f"Expected a study's log at {self.path}, found none: check the name and --dir.") from None
+        whole = data[: data.rfind(b"\n") + 1]  # what follows the last newline is torn, or still being written
+        for line in whole.splitlines():
+            yield self._decode(line)
+            self.offset += len(line) + 1
+            self.lines += 1
+
+    def _decode(self, line: bytes) -> Event:
+        try:
+            event = decode(line.decode(), self.lines)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LogError(
+                f"Line {self.lines + 1} of {self.path} is damaged ({error}). Expected one whole JSON event a line; "
+                "restore the file from a copy, or start the study under another name."
+            ) from None
+        if isinstance(event, Opened) and event.settings.get("log", 0) > VERSION:
+            raise LogError(
+                f"{self.path} was written by a newer Penstock (log version {event.settings['log']}; this one reads up "
+                f"to {VERSION}): upgrade Penstock to go on with this study."
+            )
+        return event
+
+
+@dataclass
+class Log:
+    """The one writer of a study's log; holds the study's lock until ``close``."""
+
+    dir: Path
+    past: list[Event] = field(default_factory=list)
+    _fd: int = -1
+    _lines: int = 0
+    _synced_lines: int = 0
+    _synced: float = 0.0
+
+    @property
+    def path(self) -> Path:
+        return self.dir / "log.jsonl"
+
+    @classmethod
+    def open(cls, dir: Path) -> Log:
+        """Take the lock, cut a torn last line and read what is there into ``past``."""
+        try:
+            dir.mkdir(parents=True, exist_ok=True)
+            _take_lock(dir)
+        except OSError as error:
+            raise LogError(
+                f"Cannot write the study's folder {dir} ({error.strerror}): choose another with dir= or --dir."
+            ) from None
+        log = cls(dir)
+        try:
+            log._fd = os.open(log.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            reader = LogReader(log.path)
+            log.past = list(reader.new())
+            log._lines = reader.lines
+            os.ftruncate(log._fd, reader.offset)
+            os.fsync(log._fd)
+        except BaseException:
+            log.close()
+            raise
+        return log
+
+    def append(self, event: Event) -> None:
+        """Make an event durable before it takes effect."""
+        line = (encode(event, self._lines) + "\n").encode()
+        try:
+            if (written := os.write(self._fd, line)) < len(line):
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)  # the next line may find room again
+                raise OSError(0, "only part of a line could be written")
+        except OSError as error:
+            raise LogError(
+                f"Cannot write {self.path} ({error.strerror}). Everything before is safe: make room, then resume."
+            ) from None
+        self._lines += 1
+        self.tick()
+
+    def tick(self) -> float | None:
+        """Sync where a line has waited for a second; gives the seconds until that is so, or None where none waits."""
+        if self._synced_lines == self._lines:
+            return None
+        left = self._synced + 1.0 - time.monotonic()  # durability, not a decision: this clock reaches nothing above
+        if left > 0:
+            return left
+        self.sync()
+        return None
+
+    def sync(self) -> None:
+        """Make every line so far survive a power loss."""
+        os.fsync(self._fd)
+        self._synced, self._synced_lines = time.monotonic(), self._lines
+
+    def close(self) -> None:
+        """Make everything durable and let the lock go."""
+        if self._fd >= 0:
+            os.fsync(self._fd)
+            if os.fstat(self._fd).st_size == 0:  # nothing was begun: leave no trace
+                self.path.unlink()
+                (self.dir / "lock").unlink()
+                with suppress(OSError):
+                    self.dir.rmdir()
+            os.close(self._fd)
+            self._fd = -1
+        lock = _LOCKS.pop(self.dir.resolve(), None)
+        if lock is not None:
+            os.close(lock)
+
+
+_LOCKS: dict[Path, int] = {}  # POSIX locks do not exclude their own process, so it keeps its own account
+
+
+def _take_lock(dir: Path) -> None:
+    if dir.resolve() in _LOCKS:
+        raise LogError(f"The study in {dir} is already being run by this process: let that run end first.")
+    lock = os.open(dir / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(lock, 32, 0).decode().strip() or "?"
+        os.close(lock)
+        raise LogError(
+            f"The study in {dir} is being run by process {holder}: wait for it, stop it, or choose another name."
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    _LOCKS[dir.resolve()] = lock

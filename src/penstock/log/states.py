@@ -1,0 +1,291 @@
+"""Where states lie: a folder of this machine, or any place that fsspec reaches; and which of them can be needed.
+
+A state is whole before its name exists. Whoever is killed while writing leaves a name that ends in ``.partial``, or in
+an object store nothing: neither is ever taken for a state.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from penstock.errors import StudyError
+
+if TYPE_CHECKING:
+    from penstock.log.history import History, TrialRecord
+    from penstock.trial import StateRef
+
+NAME = re.compile(r"\d+-\d+-\d+\.pt(\.partial)?")  # trial-attempt-step: nothing else in a place is touched
+FEW = 64  # bytes, which reach a file in one call or not at all
+OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "tos"))  # put whole, or not
+
+
+class States(ABC):
+    """The states in one place. It holds a path and nothing open: cheap to make, and to send to workers.
+
+    >>> states = States.of("memory://guide")
+    >>> states.write("000000-1-6.pt", b"tensors")
+    >>> states.names(), states.size("000000-1-6.pt"), states.size("000001-1-6.pt")
+    (['000000-1-6.pt'], 7, None)
+    """
+
+    @staticmethod
+    def of(place: States | Path | str) -> States:
+        """The states in a folder or at a URL; a relative folder is one of the current directory."""
+        if isinstance(place, States):
+            return place
+        if isinstance(place, Path) or (isinstance(place, str) and place and "://" not in place):
+            if re.match(r"\w{2,}:/", str(place)):  # what Path makes of a URL
+                raise StudyError(f"states must be a folder, or a URL as text such as 's3://bucket', got {place!r}.")
+            return Folder(Path(place).absolute())
+        if not isinstance(place, str) or not place or "::" in place:
+            raise StudyError(f"states must be a folder or one URL, such as 's3://bucket/penstock', got {place!r}.")
+        protocol, _, path = place.partition("://")
+        if protocol not in ("file", "local"):
+            return Store(place.rstrip("/"))
+        if not path.startswith("/"):
+            raise StudyError(f"A {protocol}:// URL has a whole path, as in file:///mnt/shared, got {place!r}.")
+        return Folder(Path(path))  # of this machine: renamed and synced, which fsspec would not do
+
+    @staticmethod
+    def of_study(dir: Path, place: Path | str | None) -> States:
+        """The states of the study in ``dir``: in its own folder, or in one of its name under ``place``."""
+        return States.of(dir / "states") if place is None else States.of(place).under(dir.name)
+
+    @abstractmethod
+    def under(self, name: str) -> States:
+        """The place of that name inside this one."""
+
+    @abstractmethod
+    def where(self, name: str) -> str:
+        """The path or the URL of a state, for messages."""
+
+    @abstractmethod
+    def write(self, name: str, content: bytes | memoryview) -> None:
+        """Write a state, whole before its name exists; a StudyError where that cannot be."""
+
+    @abstractmethod
+    def read(self, name: str) -> BinaryIO:
+        """A state's content, as a file to be closed."""
+
+    @abstractmethod
+    def size(self, name: str) -> int | None:
+        """How many bytes a state has; None where there is none."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The states there are, and those that were cut short."""
+
+    @abstractmethod
+    def delete(self, *names: str) -> None:
+        """Delete states; one that is gone already is no error."""
+
+    @abstractmethod
+    def sync(self, name: str) -> None:
+        """Make a state survive a power loss, where the place does not do so by itself."""
+
+    def probe(self) -> None:
+        """Write, read and delete a small file; one error that says what to do where that cannot be."""
+        name = f"probe-{secrets.token_hex(4)}"
+        try:
+            self.write(name, name.encode())
+            with self.read(name) as file:
+                back = file.read()
+            self.delete(name)
+        except StudyError:
+            raise
+        except Exception as error:
+            raise StudyError(_unreached(self, error)) from None
+        if back != name.encode():
+            raise StudyError(f"Expected to read from {self} what was written there, got {back!r}: {OTHERWISE}")
+
+
+@dataclass(frozen=True)
+class Folder(States):
+    """States in a folder of this machine, or of one that is mounted."""
+
+    dir: Path
+
+    def __str__(self) -> str:
+        return str(self.dir)
+
+    def under(self, name: str) -> States:
+        return Folder(self.dir / name)
+
+    def where(self, name: str) -> str:
+        return str(self.dir / name)
+
+    def write(self, name: str, content: bytes | memoryview) -> None:
+        """It is not synced: a power loss may take a state that the log names, and its trial then trains again.
+
+        The engine syncs those that take the place of an older one.
+        """
+        try:
+            try:
+                self._write(name, content)
+            except FileNotFoundError:
+                self.dir.mkdir(parents=True, exist_ok=True)
+                self._write(name, content)
+        except OSError as error:
+            raise StudyError(_unreached(self, error)) from None
+
+    def _write(self, name: str, content: bytes | memoryview) -> None:
+        if len(content) <= FEW:  # of simulated trials, which write thousands
+            file = os.open(f"{self.dir}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                os.write(file, content)
+            finally:
+                os.close(file)
+            return
+        partial = self.dir / f"{name}.partial"
+        with partial.open("wb", buffering=0) as out:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[out.write(rest) :]
+        partial.replace(self.dir / name)
+
+    def read(self, name: str) -> BinaryIO:
+        return (self.dir / name).open("rb")
+
+    def size(self, name: str) -> int | None:
+        try:
+            return os.stat(f"{self.dir}/{name}").st_size
+        except FileNotFoundError:
+            return None
+
+    def names(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self.dir) if NAME.fullmatch(name)]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StudyError(_unreached(self, error)) from None
+
+    def delete(self, *names: str) -> None:
+        for name in names:
+            (self.dir / name).unlink(missing_ok=True)
+
+    def sync(self, name: str) -> None:
+        with self.read(name) as file:
+            os.fsync(file.fileno())
+
+    def probe(self) -> None:
+        there = self.dir.exists()
+        super().probe()
+        if not there:
+            with suppress(OSError):  # a study that is refused after this leaves no trace
+                self.dir.rmdir()
+
+
+@dataclass(frozen=True)
+class Store(States):
+    """States in a place that fsspec reaches."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def under(self, name: str) -> States:
+        return Store(f"{self.url}/{name}")
+
+    def where(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+    def write(self, name: str, content: bytes | memoryview) -> None:
+        """Object stores put a state whole or not at all; elsewhere it gets its name once it is whole."""
+        with self._reached() as (files, dir):
+            protocols = files.protocol if isinstance(files.protocol, tuple) else (files.protocol,)
+            if not OBJECT_STORES.isdisjoint(protocols):
+                files.pipe_file(f"{dir}/{name}", bytes(content))
+                return
+            partial = f"{dir}/{name}.partial"
+            try:
+                files.pipe_file(partial, bytes(content))
+            except OSError:  # there may be no such folder yet: not every file system says so in the same way
+                files.makedirs(dir, exist_ok=True)
+                files.pipe_file(partial, bytes(content))
+            files.mv(partial, f"{dir}/{name}")
+
+    def read(self, name: str) -> BinaryIO:
+        with self._reached() as (files, dir):
+            return BytesIO(files.cat_file(f"{dir}/{name}"))
+
+    def size(self, name: str) -> int | None:
+        try:
+            with self._reached() as (files, dir):
+                return int(files.info(f"{dir}/{name}")["size"])
+        except FileNotFoundError:
+            return None
+
+    def names(self) -> list[str]:
+        try:
+            with self._reached() as (files, dir):
+                names = [path.rpartition("/")[2] for path in files.ls(dir, detail=False)]
+        except FileNotFoundError:
+            return []
+        return [name for name in names if NAME.fullmatch(name)]
+
+    def delete(self, *names: str) -> None:
+        with suppress(FileNotFoundError), self._reached() as (files, dir):
+            files.rm([f"{dir}/{name}" for name in names])  # in one request, where a place can do that
+            return
+        for name in names:
+            with suppress(FileNotFoundError), self._reached() as (files, dir):
+                files.rm(f"{dir}/{name}")
+
+    def sync(self, name: str) -> None:
+        """What was put there is there to stay."""
+
+    @contextmanager
+    def _reached(self) -> Iterator[tuple[Any, str]]:
+        """The file system, made anew by fsspec where this is another process or thread, and the folder in it."""
+        try:
+            import fsspec
+
+            files, dir = fsspec.url_to_fs(self.url)
+            files.invalidate_cache()  # workers write here too, and listings are remembered
+            yield files, dir.rstrip("/")
+        except Exception as error:
+            if getattr(error, "errno", None) == errno.ENOENT or isinstance(error, FileNotFoundError):
+                raise FileNotFoundError(str(error)) from None  # some say so by the number alone
+            raise StudyError(_unreached(self, error)) from None
+
+
+OTHERWISE = "choose another place with states= or --states."
+
+
+def _unreached(states: States, error: Exception) -> str:
+    """One message for what file systems say in many ways."""
+    place, said = f"Cannot reach the states in {states}", " ".join(str(error).split()) or type(error).__name__
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"There is no room for a state in {states} ({said}). Everything before is safe: make room, then resume."
+    if isinstance(error, ImportError):
+        return f"{place}, which needs a package that is not installed: {said}. Or {OTHERWISE}"
+    if isinstance(error, ValueError) and said.startswith("Protocol not known"):
+        return f"{place}: expected a protocol that fsspec knows, such as s3 or gs. Or {OTHERWISE}"
+    if isinstance(error, FileNotFoundError):
+        return f"{place}: there is no such bucket or folder ({said}). Make it, or {OTHERWISE}"
+    return (
+        f"{place} ({type(error).__name__}: {said}). Expected a place where files can be written, read and deleted: "
+        f"check its name and your permissions, or {OTHERWISE}"
+    )
+
+
+def needed(record: TrialRecord, history: History) -> list[StateRef]:
+    """A trial's own states that something can still need: to go on from, or for the weights of the best."""
+    refs = []
+    if record.state is not None and record.status in ("waiting", "running", "paused"):
+        refs.append(record.state)
+    if record.best_state is not None and (record is history.best or record is history.settled):
+        refs.append(record.best_state)
+    return refs

@@ -1,0 +1,93 @@
+"""Devices of several types: each type is scheduled by what was measured on it, and trials are dealt among them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from itertools import islice
+
+from penstock.scheduling.base import Assignment, Demand, Scheduler, View
+from penstock.scheduling.capacity import refuse_impossible
+from penstock.scheduling.lookahead.layout import Option, options
+from penstock.speed.model import Speed
+
+AHEAD = 64  # trials that are dealt, besides twice as many as could start now
+
+
+def by_type(scheduler: Scheduler) -> Scheduler:
+    """Make a scheduler of devices that are alike one of any: it is asked for each type on its own.
+
+    A trial is dealt to the type on which it would end first, after what runs and is dealt there, the longest first. So
+    a trial may wait for a fast device while a slow one is free, where it would end later. None is given several types,
+    and none moves from one to another: what a share costs is known on a type alone. One that spans types is left alone.
+    """
+
+    @wraps(scheduler)
+    def schedule(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
+        if not speed.types:
+            return scheduler(view, demands, speed)
+        if not view.devices:
+            refuse_impossible(view, demands)
+        parts = [_part(view, type, speed.types[type]) for type in sorted({d.type for d in view.devices.values()})]
+        if demands and view.room:
+            _deal(parts, view, demands)
+        return [one for part in parts for one in scheduler(part.view, part.demands, part.speed)]
+
+    return schedule
+
+
+@dataclass
+class _Part:
+    """The devices of one type, what is known on them, and who is dealt to them."""
+
+    type: str
+    view: View
+    speed: Speed
+    largest: int  # memory of a device
+    load: float  # device seconds
+    demands: list[Demand] = field(default_factory=list)
+    _known: dict[int, tuple[Option, ...]] = field(default_factory=dict)  # by the curve's id: hashing it is slow
+
+    def options(self, trial: int) -> tuple[Option, ...]:
+        curve = self.speed.curve(trial)
+        if id(curve) not in self._known:
+            self._known[id(curve)] = options(curve, len(self.view.devices))
+        return self._known[id(curve)]
+
+    def end(self, demand: Demand) -> tuple[float, float]:
+        """When it would end here, and the load then: with the device seconds of the share that wastes least."""
+        runtime, ours = demand.units * self.speed.unit(demand.trial), self.options(demand.trial)
+        load = self.load + runtime * ours[0].area
+        return max(load / len(self.view.devices), runtime * ours[-1].seconds), load
+
+
+def _part(view: View, type: str, speed: Speed) -> _Part:
+    devices = {name: device for name, device in view.devices.items() if device.type == type}
+    running = {trial: one for trial, one in view.running.items() if devices.keys() >= {*one.assignment.devices}}
+    room = {name: left for name, left in view.room.items() if name in devices}
+    load = sum(
+        (one.demand.units - one.done) * speed.seconds(trial, one.assignment.share) * one.assignment.share
+        for trial, one in running.items()
+    )
+    largest = max(device.memory for device in devices.values())
+    return _Part(type, View(devices, running, room, view.weights), speed, largest, load)
+
+
+def _deal(parts: Sequence[_Part], view: View, demands: Collection[Demand]) -> None:
+    first = next(iter(demands)).trial
+    slots = sum(len(part.view.room) / part.options(first)[0].share for part in parts)
+
+    def order(demand: Demand) -> tuple[float, float, int]:
+        return -demand.priority, -demand.units * min(part.speed.unit(demand.trial) for part in parts), demand.asked
+
+    for demand in sorted(islice(demands, AHEAD + round(2 * slots)), key=order):
+        able = [i for i, part in enumerate(parts) if part.largest >= demand.bytes]
+        if not able:
+            refuse_impossible(view, [demand])
+        stays = [i for i in able if parts[i].type == demand.type]
+        _, load, i = min((*parts[i].end(demand), i) for i in stays or able)
+        parts[i].load = load
+        parts[i].demands.append(demand)
+    for part in parts:
+        part.demands.sort(key=lambda demand: demand.asked)

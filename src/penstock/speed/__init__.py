@@ -1,0 +1,1 @@
+"""How fast trials train: what was measured, and what follows from it."""

@@ -1,0 +1,1 @@
+"""Many trials as one model."""

@@ -1,0 +1,209 @@
+"""A BatchNorm that waits for what follows it, so that one kernel does all of it.
+
+A residual and an activation usually come next. Until somebody asks for the numbers, such things are taken in; nothing
+is computed twice unless the user's code needs both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from penstock.training.fused.stacked import Stacked, refusal
+
+Keep = Callable[[torch.Tensor], None]  # takes a batch's mean and variance into what a module keeps
+_SUMS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
+_WAITING: ContextVar[list[Normalized] | None] = ContextVar("waiting", default=None)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What ``kernels.normalization.batch_norm`` takes; images are [trials, examples, height, width, channels]."""
+
+    images: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+    eps: torch.Tensor
+    residual: torch.Tensor | None = None
+    act: int = 0
+
+
+class Normalized(Stacked):
+    """Images of every trial, channels last, whose ``whole`` is computed when it is first asked for."""
+
+    parts: Parts
+    running: Any  # what the module keeps of the batches it has seen
+    _keep: Keep | None
+    _made: torch.Tensor | None
+    _tracked: bool
+    _versions: tuple[int, ...]
+
+    @staticmethod
+    def __new__(cls, parts: Parts, running: Any = None, keep: Keep | None = None) -> Normalized:
+        """``keep`` is given the mean and variance of each channel, once they are computed."""
+        images = parts.images
+        shape = images.permute(0, 1, 4, 2, 3).shape[1:]
+        made: Normalized = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=images.dtype, device=images.device)
+        made.parts, made.running, made._keep, made._made, made.at = parts, running, keep, None, 0
+        made._tracked, made._versions = torch.is_grad_enabled(), _versions(parts)
+        if (waiting := _WAITING.get()) is not None:
+            waiting.append(made)
+        return made
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    @property
+    def whole(self) -> torch.Tensor:
+        self.compute()
+        assert self._made is not None
+        return self._made.permute(0, 1, 4, 2, 3)
+
+    @whole.setter
+    def whole(self, value: torch.Tensor) -> None:
+        self._made = value.permute(0, 1, 3, 4, 2)
+
+    def compute(self) -> None:
+        """Do now what was waited with."""
+        from penstock.training.kernels.normalization import batch_norm
+
+        if self._made is not None:
+            return
+        self._check()
+        with torch.set_grad_enabled(self._tracked):
+            self._made, stats = batch_norm(*vars(self.parts).values())
+        if self._keep is not None:
+            self._keep(stats)
+
+    def convolved(self, weight: torch.Tensor, geometry: Any) -> torch.Tensor | None:
+        """A convolution of it that needs it only now, where it was not made for anybody else before."""
+        from penstock.training.kernels.recomputing import convolution_of_normalized
+
+        parts = self.parts
+        if self._made is not None or parts.residual is not None or self._tracked != torch.is_grad_enabled():
+            return None
+        self._check()
+        made, self._made, stats = convolution_of_normalized(
+            parts.images, parts.weight, parts.bias, parts.eps, parts.act, weight, geometry
+        )
+        if self._keep is not None:
+            self._keep(stats)
+        return made
+
+    def _check(self) -> None:
+        if _versions(self.parts) != self._versions:
+            raise refusal("an operation in place", "it changes what a BatchNorm before it still reads")
+
+    # What is known without the numbers
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        return 4
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return self.parts.images.permute(0, 1, 4, 2, 3).shape[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self.parts.images.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.parts.images.device
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return self.parts.images.is_cuda
+
+    @property
+    def requires_grad(self) -> bool:
+        return self._tracked
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        raise refusal("requires_grad", "it is set for one trial's tensor")
+
+    def dim(self) -> int:
+        return 4
+
+    @property
+    def trials(self) -> int:
+        return len(self.parts.images)
+
+    # What can be taken in
+
+    def activated(self, name: str, inplace: bool) -> Normalized | None:
+        """With an activation, if it can still be taken in."""
+        from penstock.training.kernels.normalization import ACTIVATIONS
+
+        if self.parts.act or name not in ACTIVATIONS or self._made is not None:
+            return None
+        return self._with(replace(self.parts, act=ACTIVATIONS[name]), inplace)
+
+    def plus(self, other: Any, inplace: bool) -> Normalized | None:
+        """With a residual, if it can still be taken in."""
+        if self.parts.act or self.parts.residual is not None or self._made is not None or other is self:
+            return None
+        if not isinstance(other, Stacked) or other.shape != self.shape or other.dtype != self.dtype:
+            return None
+        return self._with(replace(self.parts, residual=inside(other)), inplace)
+
+    def _with(self, parts: Parts, inplace: bool) -> Normalized:
+        if inplace:
+            self.parts, self._versions = parts, _versions(parts)
+            return self
+        made = Normalized(parts, self.running, self._keep)
+        self._keep, self.running = None, None  # the batch is counted once
+        if (waiting := _WAITING.get()) is not None:
+            waiting[:] = [one for one in waiting if one is not self]  # it may never be asked for
+        return made
+
+
+def inside(x: Stacked) -> torch.Tensor:
+    """[trials, examples, height, width, channels], a view where that is how they lie."""
+    return x.moved(0).permute(0, 1, 3, 4, 2)
+
+
+def outside(images: torch.Tensor) -> torch.Tensor:
+    """The inverse of ``inside``."""
+    return images.permute(0, 1, 4, 2, 3)
+
+
+def added(name: str, values: tuple[Any, ...], inplace: bool) -> Normalized | None:
+    """A sum of two as a ``Normalized``, where one of them can take the other in; in place, the first."""
+    if name not in _SUMS or len(values) != 2:
+        return None
+    for one, other in (values, values[::-1])[: 1 if inplace else 2]:
+        if isinstance(one, Normalized) and (made := one.plus(other, inplace)) is not None:
+            return made
+    return None
+
+
+def settle(running: Any) -> None:
+    """Compute those that wait and keep the same statistics: batches are counted in the order in which they came."""
+    for one in list(_WAITING.get() or ()):
+        if one.running is running:
+            one.compute()
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Whatever still waits at the end is computed, because its module keeps statistics of it."""
+    token = _WAITING.set([])
+    try:
+        yield
+        for one in _WAITING.get() or ():
+            if one.running is not None:
+                one.compute()
+    finally:
+        _WAITING.reset(token)
+
+
+def _versions(parts: Parts) -> tuple[int, ...]:
+    return tuple(value._version for value in (parts.images, parts.residual) if value is not None)

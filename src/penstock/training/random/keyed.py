@@ -1,0 +1,274 @@
+"""Torch's random functions, keyed: inside ``Keyed`` dropout draws by (trial seed, step, call), solo and fused alike.
+
+What draws otherwise is noted, so that its trials are not fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from penstock.training.random.attention import attention, multi_head_attention
+from penstock.training.random.masks import SoloKeys, StepKeys, alpha_dropout, dropout, may_drop
+
+CALLS = 1_000_003  # that a batch of the validation may make before they are those of the next
+
+
+class Keyed(TorchFunctionMode):
+    """Inside it, torch's dropout functions draw by ``keys``; every other call goes straight through.
+
+    >>> with Keyed(StepKeys(1, 2)) as mode:
+    ...     kept = F.dropout(torch.ones(2, 4), 0.5)
+    >>> mode.used, mode.unkeyed
+    (True, [])
+    """
+
+    def __init__(self, keys: StepKeys) -> None:
+        super().__init__()
+        self.keys = keys
+        self.used = False  # a function that may draw by key was called, whatever its rate
+        self.recomputed = False  # one was called in the backward: activation checkpointing
+        self.unkeyed: list[str] = []  # functions that drew from torch's generators
+        self.handled = False  # torch was asked for one of them, not a module that knows the mode
+        self.in_backward = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handle = _HANDLERS.get(func)
+        if handle is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if handle is not _recurrent and handle is not _rrelu:
+            self.handled = True
+        return handle(self, func, *args, **(kwargs or {}))
+
+    def takes(self, x: Tensor, name: str) -> bool:
+        """Whether a call can be keyed: a lone trial's cannot inside a vmap or a compiled function of its own."""
+        self.used = True
+        self.recomputed |= self.in_backward
+        if isinstance(self.keys, SoloKeys) or not isinstance(self.keys.lo, Tensor):
+            if torch.compiler.is_compiling() or x.is_nested or _in_vmap():
+                self.drew(name)
+                return False
+            self.look()
+        return True
+
+    def drew(self, name: str) -> None:
+        """Note a function that drew from torch's generators."""
+        if name not in self.unkeyed:
+            self.unkeyed.append(name)
+
+    def look(self) -> None:
+        """Note that a function Penstock does not know has drawn from torch's generators, where that can be seen."""
+
+    def backward(self, loss: Tensor) -> None:
+        """``loss.backward()`` with the mode still on: activation checkpointing runs the forward again from there."""
+        if type(loss) is not Tensor or loss.numel() != 1:
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
+        engine: Any = torch.autograd.Variable._execution_engine  # Tensor.backward turns every mode off
+        self.in_backward = True
+        try:
+            engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, True)
+        finally:
+            self.in_backward = False
+
+
+class Solo(Keyed):
+    """The mode of one trial that trains alone; what a first forward calls decides what later ones need.
+
+    A mode costs a small model a tenth of its step. Where all that is random is in plain ``nn.Dropout`` modules, these
+    draw by key themselves, while the forward runs, and the mode is off.
+    """
+
+    def __init__(self, model: nn.Module, generators: Sequence[torch.Generator]) -> None:
+        super().__init__(StepKeys(0, 0))
+        self.needed = True
+        self.generators = self._watched = generators  # watched until the first forward is over
+        self._stays = any(map(_must_stay, model.modules()))
+        plain = [m for m in model.modules() if type(m) is nn.Dropout and "forward" not in m.__dict__]
+        self._places = [] if self._stays else [(module.__dict__, _Forward(self, module)) for module in plain]
+
+    def at(self, seed: int, step: int) -> Solo:
+        """The same, keyed for one step; torch's generators are seeded for it too."""
+        self.keys: SoloKeys = SoloKeys(seed, step)
+        for generator in self.generators:
+            generator.manual_seed(self.keys.start)
+        return self
+
+    def batch(self, number: int) -> Solo:
+        """The same for one of the batches that are measured in a step, whoever has those before it."""
+        self.keys.calls = number * CALLS
+        for generator in self.generators:
+            generator.manual_seed(self.keys.start + self.keys.calls)
+        return self
+
+    def __enter__(self) -> Solo:
+        for attributes, forward in self._places:
+            attributes["forward"] = forward
+        if self.needed:
+            super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        if self.needed:
+            super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        for attributes, _ in self._places:
+            attributes.pop("forward", None)
+        if self._watched and raised[0] is None:
+            self.look()
+            self._watched = ()
+            self.needed = self._stays or self.handled or bool(self.unkeyed)
+            self._places = [] if self.needed else self._places
+
+    def look(self) -> None:
+        if self._watched and not self.unkeyed and any(map(_moved, self._watched)):
+            self.drew("an operator that Penstock does not know")
+
+
+class _Forward:
+    """What a plain ``nn.Dropout`` calls in place of its class's forward."""
+
+    def __init__(self, mode: Keyed, module: nn.Dropout) -> None:
+        self.mode, self.module = mode, module
+
+    def __call__(self, input: Tensor) -> Tensor:
+        if not self.module.training:
+            return input
+        out: Tensor = _functional(dropout, None, self.mode, F.dropout, input, self.module.p, True, self.module.inplace)
+        return out
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return partial(nn.Dropout.forward, deepcopy(self.module, memo))  # a copy of the model is a plain one
+
+
+def _must_stay(module: nn.Module) -> bool:
+    # Beside what may draw later: what is computed or compiled otherwise under a mode, so that all steps have one way.
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return type(module) is not nn.Dropout
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0
+    compiled = module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+    return compiled or isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer)
+
+
+def _moved(generator: torch.Generator) -> bool:
+    fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+    return not torch.equal(generator.get_state(), fresh.get_state())
+
+
+def _in_vmap() -> bool:
+    functorch = torch._C._functorch
+    return any(level.key() == functorch.TransformType.Vmap for level in functorch.get_interpreter_stack() or ())
+
+
+def _check(p: Any) -> None:
+    if not isinstance(p, Tensor) and (p < 0.0 or p > 1.0):
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+
+
+def _functional(
+    apply: Any, batched: int | None, mode: Keyed, func: Any, input: Any, p: Any = 0.5, training: bool | None = None,
+    inplace: bool = False,
+) -> Any:  # fmt: skip
+    if training is None:  # a compiler hands over the call as it was written
+        training = func is not F.alpha_dropout and func is not F.feature_alpha_dropout
+    if not training and hasattr(p, "value"):
+        return input  # torch would look at a rate that differs from trial to trial
+    if not training or not mode.takes(input, func.__name__):
+        return func(input, p, training, inplace)
+    _check(p)
+    if batched is None:
+        return apply(input, p, mode.keys, inplace=inplace)
+    func(input, 0.0)  # torch's own checks and warnings
+    if batched in (0, input.dim()):
+        return apply(input, p, mode.keys, inplace=inplace)
+    out = apply(input.unsqueeze(0), p, mode.keys, inplace=inplace)
+    return input if inplace else out.squeeze(0)
+
+
+def _builtin(apply: Any, inplace: bool, mode: Keyed, func: Any, input: Any, p: Any, train: bool) -> Any:
+    if not train or not mode.takes(input, func.__name__):
+        return func(input, p, train)
+    _check(p)
+    return apply(input, p, mode.keys, inplace=inplace)
+
+
+def _attention(
+    mode: Keyed, func: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0,
+    is_causal: bool = False, **more: Any,
+) -> Any:  # fmt: skip
+    if mode.takes(query, func.__name__):
+        _check(dropout_p)
+        if may_drop(dropout_p):
+            return attention(query, key, value, attn_mask, dropout_p, is_causal, keys=mode.keys, **more)
+        mode.keys.next()
+    return func(query, key, value, attn_mask, dropout_p, is_causal, **more)
+
+
+def _multi_head_attention(mode: Keyed, func: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("training", True) and mode.takes(args[0], func.__name__):
+        if may_drop(args[10]):
+            return multi_head_attention(*args, **kwargs, keys=mode.keys)
+        mode.keys.next()
+    return func(*args, **kwargs)
+
+
+def _recurrent(mode: Keyed, func: Any, /, *args: Any, **kwargs: Any) -> Any:
+    # input, (batch sizes of a packed one,) hidden state, weights, has biases, layers, dropout, training, ...
+    first = next((place for place, value in enumerate(args) if isinstance(value, bool)), len(args))
+    layers, p, training = (*args[first + 1 : first + 4], 2, 0.5, True)[:3]
+    if training and layers > 1 and may_drop(p):
+        mode.drew(func.__name__)
+    return func(*args, **kwargs)
+
+
+def _rrelu(mode: Keyed, func: Any, /, *args: Any, training: bool = False, **kwargs: Any) -> Any:
+    if training or args[3:4] == (True,):
+        mode.drew("rrelu")
+    return func(*args, training=training, **kwargs) if len(args) < 4 else func(*args, **kwargs)
+
+
+def _draws(name: str, mode: Keyed, func: Any, /, *args: Any, **kwargs: Any) -> Any:
+    mode.drew(name)
+    return func(*args, **kwargs)
+
+
+_UNKEYED = (
+    "rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "normal", "normal_", "uniform_",
+    "bernoulli", "bernoulli_", "binomial", "poisson", "multinomial", "exponential_", "geometric_", "cauchy_",
+    "log_normal_", "random_", "_standard_gamma", "_sample_dirichlet", "native_dropout", "gumbel_softmax",
+    "kaiming_uniform_", "fractional_max_pool2d", "fractional_max_pool2d_with_indices", "fractional_max_pool3d",
+    "fractional_max_pool3d_with_indices",
+)  # fmt: skip
+
+
+def _handlers() -> dict[Any, Callable[..., Any]]:
+    by_channel, alpha_by_channel = partial(dropout, channels=True), partial(alpha_dropout, channels=True)
+    table: dict[Any, Callable[..., Any]] = {
+        F.dropout: partial(_functional, dropout, None),
+        F.alpha_dropout: partial(_functional, alpha_dropout, None),
+        F.feature_alpha_dropout: partial(_functional, alpha_by_channel, None),
+        F.dropout1d: partial(_functional, by_channel, 3),  # unbatched where it has fewer dimensions
+        F.dropout2d: partial(_functional, by_channel, 0),  # never unbatched
+        F.dropout3d: partial(_functional, by_channel, 5),
+        F.scaled_dot_product_attention: _attention,
+        F.multi_head_attention_forward: _multi_head_attention,
+    }
+    builtins = {"dropout": dropout, "alpha_dropout": alpha_dropout, "feature_dropout": by_channel}
+    for name, apply in {**builtins, "feature_alpha_dropout": alpha_by_channel}.items():
+        table[getattr(torch, name)] = partial(_builtin, apply, False)
+        table[getattr(torch, name + "_")] = partial(_builtin, apply, True)
+    for home in (torch, Tensor, F, nn.init):
+        table |= {getattr(home, name): partial(_draws, name) for name in _UNKEYED if hasattr(home, name)}
+        table |= {getattr(home, name): _rrelu for name in ("rrelu", "rrelu_") if hasattr(home, name)}
+    table |= {getattr(torch, name): _recurrent for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+    return table
+
+
+_HANDLERS = _handlers()

@@ -1,0 +1,195 @@
+"""What each worker of a distributed bundle does with it. The first one decides and tells; the others follow it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from penstock.bundle import Bundle, Finished, Gathering, Measured, Parted, Saved, Stopped, WorkerEvent
+from penstock.speed.curve import doublings
+from penstock.task import cannot_share, shards
+from penstock.training.runs.base import SAVING, Events, OneTrial, explain, failed, out_of_memory
+from penstock.trial import Report, StateRef, Usage
+
+if TYPE_CHECKING:
+    from penstock.training.spread.data_parallel import Distributed
+    from penstock.training.spread.gang import Gang
+    from penstock.training.worker import Worker
+
+TALK = 0.1  # seconds after which the first worker says again whether to go on
+WARM, TIMED, ROUNDS = 2, 4, 2  # steps on each number of devices before they are timed, timed ones, and how often
+FREE = 1e-9
+
+
+class GangRun(OneTrial):
+    """One trial, on several workers, of which this is one; once they have met, only the first leaves when told to."""
+
+    def __init__(self, worker: Worker, bundle: Bundle) -> None:
+        super().__init__(worker, bundle)
+        self.first = bundle.rank == 0
+        self.sharded = shards(worker.job.task) > 1  # it has no other way
+        self._state: StateRef | None = self.placement.state
+        self._parts = 0  # in which a batch is taken, once it trains
+        self._quiet = 0  # steps until the first says again whether to go on
+        self._began, self._first_step = time.perf_counter(), 0  # of what the next report tells the usage of
+
+    def events(self) -> Events:
+        from penstock.training.spread.gang import Gang
+
+        worker, bundle, count = self.worker, self.bundle, len(self.bundle.devices)
+        gang: Gang | None = None
+        run: Distributed | None = None
+        said = list[WorkerEvent]()
+        try:
+            if self.first:
+                gang, meeting = Gang.open(worker.host, count, worker.torch_device)
+                yield Gathering(replace(bundle, meeting=meeting))
+            else:
+                gang = Gang.join(bundle.meeting, bundle.rank, count, worker.torch_device)
+            run = worker.begin_spread(self.placement)
+            self._first_step = run.step
+            for _ in gang.waits():
+                yield None
+                if self.leaving:  # it is to be elsewhere, and so may one that it waits for
+                    yield from self._end()
+                    return
+            gang.connect(worker.host)
+            yield from self._train(gang, run)
+        except Exception as error:
+            if self.first:
+                said += self._failed(error if gang is None else gang.behind(error), run)
+            elif gang is not None:
+                gang.blame(error, explain(error))
+        finally:  # the error is not held any more, nor what it happened to
+            if run is not None:
+                run.leave()
+            if gang is not None:
+                gang.leave()
+        yield from said[:-1]
+        self._over = True
+        yield from said[-1:]
+
+    def _train(self, gang: Gang, run: Distributed) -> Events:
+        """Train to the end, on all devices; or first on 1, 2, 4, … of them, to see what each number gives."""
+        from penstock.training.spread.gang import Unspreadable
+
+        signature, known = self.bundle.signature, self.worker.spreadable
+        # Of those in shares, nobody knows what they are like; and a short batch tells less of its parts than others.
+        known_here = signature in known and not self.sharded and run.full
+        checked, self._parts = gang.hear(known_here, self.worker.parts.get(signature, 1))
+        if not checked:
+            run.check(gang, self._parts)
+            known.add(signature)
+        if self._parts > (1 if self.bundle.measure else gang.count) and (reason := run.divide(self._parts)):
+            raise Unspreadable(f"a batch does not fit into memory, nor can it be taken in parts: {reason}")
+        if self.bundle.measure:
+            yield from self._measure(gang, run)
+            if self._over:
+                return
+        elif checked:
+            run.join(gang)
+        yield from self._steps(run, None)
+
+    def _measure(self, gang: Gang, run: Distributed) -> Events:
+        """Train a few steps on 1, 2, 4, … of the devices, and once more, as others may use them too; then join all."""
+        counts = doublings(gang.count)
+        parts = {count: gang.first(count) for count in counts}
+        seconds: dict[int, list[float]] = {count: [] for count in counts}
+        for turn, count in enumerate(counts * ROUNDS):
+            part = parts[count]
+            if part is None:
+                continue  # its turn comes
+            if turn > 0:
+                run.take_over(part)
+            run.join(part)
+            yield from self._steps(run, seconds[count])
+            if self._over:
+                return
+        if self.first:
+            scaling = {count: median(times) for count, times in seconds.items()}
+            said = f"a step takes {', '.join(_said(*one) for one in scaling.items())}"
+            yield self._measured(scaling, "; ".join(filter(None, [said, self.bundle.reason])))
+
+    def _steps(self, run: Distributed, timed: list[float] | None) -> Events:
+        """Train until the trial is to leave, or until enough steps are timed."""
+        worker, trial, attempt = self.worker, self.placement.trial, self.placement.attempt
+        saved = stepped = time.perf_counter()
+        steps = run.steps()
+        self._quiet, taken = 0, list[float]()
+        run.timed = taken if timed is not None else None
+        try:
+            for metrics in steps:
+                now = time.perf_counter()
+                ends = due = leaves = 0
+                if self._quiet <= 0 or metrics is not None:
+                    quiet = max(1, min(1000, int(TALK / max(now - stepped, FREE))))
+                    ends = metrics is not None and run.unit >= self.budget
+                    due = now - saved > worker.save_cost / SAVING
+                    ends, due, leaves, self._quiet = run.gang.hear(ends, due, self.leaving, quiet)
+                self._quiet -= 1
+                if ends or due or leaves:
+                    saved = self._save(run)
+                if metrics is not None and self.first:
+                    state = self._state if ends or due or leaves else None
+                    seconds = (now - self._began) * len(self.bundle.devices)  # it holds them all, whatever it measures
+                    usage = Usage(seconds, run.step - self._first_step, worker.peak_bytes())
+                    yield Report(trial, run.unit, metrics, attempt, state, usage)
+                    self._began, self._first_step = now, run.step
+                elif due and not leaves and self.first and self._state is not None:
+                    yield Saved(trial, attempt, self._state)
+                if ends or leaves:
+                    yield from self._end(finished=bool(ends))
+                    return
+                yield None
+                if timed is not None and len(taken) == WARM + TIMED:
+                    timed += taken[WARM:]
+                    return
+                stepped = time.perf_counter()
+        finally:
+            run.timed = None
+            steps.close()
+
+    def _end(self, *, finished: bool = False) -> Events:
+        self._over = True
+        if self.first and finished:
+            yield Finished(self.placement.trial, self.placement.attempt)
+        elif self.first:
+            yield Stopped(self.placement.trial, self.placement.attempt, self._state)
+
+    def _failed(self, error: Exception, run: Distributed | None) -> Iterator[WorkerEvent]:
+        """What became of the trial: its own error on whichever worker, a worker's death, or that it stays on one.
+
+        Where memory ran out on one of them, they come together again from the last state, and take smaller parts.
+        """
+        from penstock.training.spread.gang import Apart, Torn, Unspreadable
+
+        trial, attempt = self.placement.trial, self.placement.attempt
+        smaller = run is not None and self._parts > 0 and not self.sharded and out_of_memory(error)
+        if run is not None and smaller:
+            self.worker.parts[self.bundle.signature] = 2 * max(self._parts, run.seat[1])
+        elif isinstance(error, Apart):
+            yield Parted(self.bundle.devices, str(error))
+        if self.sharded and isinstance(error, Unspreadable):
+            error = Unspreadable(cannot_share(self.worker.job.task, str(error)))
+        elif isinstance(error, Unspreadable):
+            yield self._measured({1: 1.0}, f"never on several devices: {error}")
+        if smaller or (isinstance(error, Apart | Unspreadable) and not self.sharded):
+            yield Stopped(trial, attempt, self._state)
+        else:
+            died = out_of_memory(error) or isinstance(error, Torn | Apart)
+            yield replace(failed(self.placement, error), died=died)
+
+    def _save(self, run: Distributed) -> float:
+        if (state := run.told_state()) is not None:
+            self._state = self.worker.save(self.placement, state)
+        return time.perf_counter()
+
+    def _measured(self, scaling: dict[int, float], reason: str) -> Measured:
+        return Measured(self.bundle.signature, self.worker.device, "distributed", 1, {}, None, reason, scaling=scaling)
+
+
+def _said(count: int, seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms on {count} {'device' if count == 1 else 'devices'}"

@@ -1,0 +1,1 @@
+"""One trial on several workers, or in several parts."""

@@ -1,0 +1,100 @@
+"""Simulated clusters of devices like this machine's, with what was measured here."""
+
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.bundle import Job
+from penstock.cli.rehearse import rehearsal
+from penstock.engine.fusing import kind
+from penstock.executors.local import find_devices
+from penstock.log.events import Measured, Placed, read
+from penstock.speed.curve import Curve, measured
+from penstock.speed.profiles import Profile, Profiles
+from penstock.task import fingerprint
+from penstock.training.worker import Worker
+from tests.tasks import Blobs, trivial
+
+HERE = find_devices()[0]
+SECONDS = {1: 1.0, 2: 1.1, 4: 1.2, 8: 4.0}
+
+
+def study(task=None, name="s", **changes):
+    settings = {"metric": "loss", "mode": "min", "algorithm": ps.Random(budget=2), "trials": 40, **changes}
+    return ps.Study(task or Blobs(), {"lr": ps.loguniform(1e-2, 1)}, name=name, **settings)
+
+
+def signature(task):
+    return Worker(Job(task, 0, "loss", "min", Path("states")), HERE.name).describe({"lr": 0.1}, train=False).signature
+
+
+def keep(task="", device="", of="a", seconds=SECONDS, scaling=None):
+    """Put a profile where real runs do."""
+    fields = (task or fingerprint(Blobs()), device or kind(HERE), of, "native", 4, seconds, None, "so", scaling or {})
+    Profiles.open(Path(".penstock/profiles.jsonl")).put(Profile(*fields))
+
+
+def test_where_nothing_was_measured_nothing_is_shared():
+    cluster, said = rehearsal(study(), 3)
+    assert (cluster.curves, cluster.curve, cluster.devices) == ({}, Curve(), 3)
+    assert said == (
+        "Simulated: .penstock/profiles.jsonl has nothing that was measured of this task on this machine's "
+        f"{HERE.type}, so no device is shared and no trial has several. To measure it, run the study here first, "
+        "without --on simulated."
+    )
+
+
+def test_what_was_measured_of_another_task_or_elsewhere_is_not_taken():
+    keep(task="another")
+    keep(device="an h200")
+    keep(device=kind(ps.Simulated(1, memory=HERE.memory).cluster()[0]))
+    cluster, said = rehearsal(study(), 3)
+    assert not cluster.curves
+    assert "nothing that was measured" in said
+
+
+def test_each_signature_has_the_curve_that_was_measured_last():
+    keep(of="a", seconds={1: 1.0, 2: 1.0})
+    keep(of="a")
+    keep(of="b", seconds={1: 2.0, 2: 8.0}, scaling={1: 2.0, 2: 1.2})
+    cluster, said = rehearsal(study(), 3)
+    assert cluster.curves.keys() == {("a", "simulated"), ("b", "simulated")}
+    assert cluster.curves["a", "simulated"] == measured(SECONDS, {})[0]
+    assert cluster.curves["b", "simulated"] == Curve((1.0,), (1.0, 0.6))
+    assert cluster.memory == HERE.memory
+    assert said == (
+        f"Simulated: as .penstock/profiles.jsonl has it of 2 kinds of trial on this machine's {HERE.type}, up to 4 "
+        "trials share a device and a trial has up to 2 devices."
+    )
+
+
+def test_one_of_a_thing_is_said_as_one():
+    keep(seconds={1: 1.0, 2: 9.0})
+    assert "1 kind of trial on" in rehearsal(study(), 3)[1]
+    assert rehearsal(study(), 3)[1].endswith("up to 1 trial share a device and a trial has up to 1 device.")
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (trivial, "of a function nothing is measured, so no device is shared and no trial has several."),
+        (ps.TabulatedTask(lambda config: ps.Tabulated({"loss": [1.0]}, 1)), "as their tables' own curves say"),
+    ],
+    ids=["function", "table"],
+)
+def test_what_is_not_measured_is_said(task, said):
+    assert said in rehearsal(study(task), 3)[1]
+
+
+def test_trials_share_there_as_was_measured_here():
+    keep(of=signature(Blobs()))
+    cluster, _ = rehearsal(study(), 2)
+    result = study().run(on=cluster, progress=False)
+    events = list(read(result.dir / "log.jsonl"))
+    (found,) = (event for event in events if isinstance(event, Measured))
+    assert {p: t / found.seconds[1] for p, t in found.seconds.items()} == pytest.approx({1: 1.0, 2: 1.1, 4: 1.2})
+    assert min(event.share for event in events if isinstance(event, Placed)) == 0.25
+    assert Profiles.open(Path(".penstock/profiles.jsonl")).of(fingerprint(Blobs()), kind(HERE))[0].way == "native", (
+        "what was really measured stays as it was"
+    )

@@ -1,0 +1,617 @@
+"""Which trials are fused and how many: what is measured, chosen, declared and told, in whole studies and by hand."""
+
+import json
+import signal
+import warnings
+from dataclasses import replace
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import penstock as ps
+from penstock.bundle import Description, Device, Failed, Measured, Placement
+from penstock.engine.fusing import ALL_UNLIKE, LARGEST, UNKNOWN, Fusing
+from penstock.engine.placing import Place, Placing
+from penstock.executors import processes
+from penstock.executors.base import DeviceAdded, DeviceLost
+from penstock.executors.local import LocalExecutor
+from penstock.log import events
+from penstock.log.events import Asked, Dropped, Placed, Reported, read
+from penstock.log.history import History, TrialRecord
+from penstock.scheduling.fifo import fifo
+from penstock.speed.profiles import Profiles
+from penstock.training.fused.measuring import Measuring
+from penstock.training.runs import fused as fused_run
+from penstock.training.runs import solo as solo_run
+from penstock.training.worker import Worker
+from tests.tasks import Blobs, trivial
+
+SPACE = {"lr": ps.loguniform(1e-3, 0.5), "rate": ps.uniform(0, 0.5)}
+
+
+class Exact(Blobs):
+    """In float64, with a dropout rate of its own."""
+
+    def data(self, config):
+        return tuple(tuple(t.double() if t.is_floating_point() else t for t in part) for part in super().data(config))
+
+    def model(self, config):
+        rate = nn.Dropout(config.get("rate", 0.3))
+        return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), rate, nn.Linear(12, 2)).double()
+
+
+def study(task=None, name="s", **settings):
+    settings = {"metric": "loss", "mode": "min", "algorithm": ps.Random(budget=3), "trials": 6, **settings}
+    return ps.Study(task or Exact(), settings.pop("space", SPACE), name=name, **settings)
+
+
+def run(task=None, sharing="fused", workers=1, **settings):
+    return study(task, **settings).run(progress=False, sharing=sharing, workers=workers)
+
+
+def logged(name, *kinds):
+    return [event for event in read(Path(".penstock") / name / "log.jsonl") if isinstance(event, kinds)]
+
+
+def decisions(name):
+    """What the algorithm asked for and dropped, in its order."""
+    return [
+        (e.trial, e.config, e.budget, e.start_from) if isinstance(e, Asked) else e.trials
+        for e in logged(name, Asked, Dropped)
+    ]
+
+
+def curves(result):
+    return [[{k: v for k, v in row.items() if k != "budget"} for row in t.curve] for t in result.trials]
+
+
+def alike(some, others):
+    assert [len(rows) for rows in curves(some)] == [len(rows) for rows in curves(others)]
+    for one, other in zip(curves(some), curves(others), strict=True):
+        for row, expected in zip(one, other, strict=True):
+            assert row == pytest.approx(expected, abs=1e-9)
+
+
+class Turns(LocalExecutor):
+    """Several workers in this process, which take turns step by step: what they say comes in one order."""
+
+    def __init__(self, job, workers):
+        super().__init__(job)
+        memory = self._devices[0].memory // workers
+        self._devices = [Device(f"cpu:{i}", "cpu", memory) for i in range(workers)]
+        self._workers = {device.name: Worker(job, device.name) for device in self._devices}
+
+    def place(self, bundle):
+        self._workers[bundle.devices[0]].place(bundle)
+
+    def wait(self, timeout=None):
+        return [event for one in self._workers.values() if not one.idle and (event := one.advance()) is not None]
+
+    def close(self):
+        for one in self._workers.values():
+            one.close()
+        super().close()
+
+
+@pytest.fixture
+def in_turns(monkeypatch):
+    monkeypatch.setattr(processes, "ProcessExecutor", Turns)
+
+
+@pytest.fixture
+def declared(monkeypatch):
+    """The bundles that the engine declares."""
+    found = []
+    for kind in (LocalExecutor, Turns):
+        monkeypatch.setattr(kind, "place", _noting(found, kind.place))
+    return found
+
+
+def _noting(found, place):
+    return lambda self, bundle: found.append(bundle) or place(self, bundle)
+
+
+def steps_take(monkeypatch, seconds):
+    """Whatever a step takes, it is said to take ``seconds[size]``, and of larger bundles what the last one takes."""
+    took, longest = Measuring.took, max(seconds.values())
+    monkeypatch.setattr(
+        Measuring, "took", lambda self, size, _, bytes: took(self, size, seconds.get(size, longest), bytes)
+    )
+
+
+# The same decisions. Decisions follow from the order of reports (invariant 4). One that decides when a rung is
+# complete does not see the order inside it, so that nothing may differ at all, but for the order of brackets that know
+# nothing of each other. ASHA decides at every report: there curves must be equal, and each mode repeat itself.
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "trials"),
+    [
+        (ps.Hyperband(max_budget=9), None),
+        (ps.SuccessiveHalving(max_budget=9), 12),
+        (ps.PBT(population=6, max_budget=6, interval=2), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_fused_trials_lead_to_the_decisions_that_solo_ones_lead_to(algorithm, trials):
+    settings = {"algorithm": algorithm, "trials": trials, "space": {"lr": ps.loguniform(1e-3, 0.5)}}
+    together, alone = run(name="f", **settings), run(name="s", sharing="solo", **settings)
+    assert {e.mode for e in logged("f", Placed)} == {"fused"}
+    ours, theirs = decisions("f"), decisions("s")
+    if isinstance(algorithm, ps.Hyperband):
+        ours, theirs = sorted(ours, key=repr), sorted(theirs, key=repr)
+    assert ours == theirs
+    assert [t.state for t in together.trials] == [t.state for t in alone.trials]
+    assert together.best.number == alone.best.number
+    alike(together, alone)
+
+
+def test_where_the_order_of_reports_is_another_every_curve_is_still_that_of_the_trial_alone():
+    settings = {"algorithm": ps.ASHA(max_budget=9, concurrency=3), "trials": 9}
+    together = run(name="f", **settings)
+    whole = run(name="w", sharing="solo", algorithm=ps.Random(budget=9), trials=9)
+    for one, every in zip(curves(together), curves(whole), strict=True):
+        for row, expected in zip(one, every, strict=False):
+            assert row == pytest.approx(expected, abs=1e-9)
+    again = run(name="g", **settings)
+    assert curves(again) == curves(together), "one worker in one mode repeats every bit"
+    assert decisions("g") == decisions("f")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.usefixtures("in_turns")
+def test_a_study_that_is_interrupted_goes_on_in_any_mode_as_if_nothing_had_been(workers, monkeypatch):
+    """Solo, fused and solo again, each stopped by Ctrl-C in the middle of units, then fused to the end."""
+    for module in (solo_run, fused_run):
+        monkeypatch.setattr(module, "SAVING", 1e-12)  # no state in between, which would come by the clock
+    whole = run(name="w", sharing="solo", algorithm=ps.Random(budget=6), trials=8)
+    calls, wait = count(1), LocalExecutor.wait
+
+    def interrupting(self, timeout=None):
+        if next(calls) % 23 == 0:
+            signal.raise_signal(signal.SIGINT)
+        return wait(self, 0.0)  # back after every step
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalExecutor, "wait", interrupting)
+        for sharing in ("solo", "fused", "solo"):
+            with pytest.raises(KeyboardInterrupt):
+                run(sharing=sharing, algorithm=ps.Random(budget=6), trials=8)
+    stopped = [e.state.step for e in logged("s", Placed) if e.state is not None]
+    assert any(step % 6 for step in stopped), "some were stopped in the middle of a unit"
+    found = run(algorithm=ps.Random(budget=6), trials=8, workers=workers)
+    assert {e.mode for e in logged("s", Placed)} == {"solo", "fused"}
+    reported = [(e.trial, e.unit) for e in logged("s", Reported)]
+    assert len(reported) == len(set(reported)), "nothing is reported twice"
+    alike(found, whole)
+
+
+# Trials that go wrong
+
+
+class Stumbles(torch.optim.Adamax):
+    """An optimizer that is not vectorised, and raises at its third step where a trial says so."""
+
+    def step(self, closure=None):
+        group = self.param_groups[0]
+        if group["stumbles"] and any(float(state["step"]) == 2 for state in self.state.values()):
+            raise ValueError("stumbled")
+        return super().step(closure)
+
+
+class Stumbling(Exact):
+    def optimizer(self, params, config):
+        return Stumbles([{"params": list(params), "stumbles": config["stumbles"]}], lr=config["lr"])
+
+
+@pytest.mark.parametrize("sharing", ["fused", "auto"])
+@pytest.mark.filterwarnings("ignore::penstock.SoloWarning")
+def test_an_error_in_one_trials_optimizer_costs_the_others_at_most_a_repeat(sharing):
+    space = {"lr": ps.grid([0.01, 0.02, 0.03]), "stumbles": ps.grid([False, True])}
+    settings = {"task": Stumbling(), "space": space, "algorithm": ps.Grid(budget=2), "trials": None}
+    found, alone = run(name="f", sharing=sharing, **settings), run(name="s", sharing="solo", **settings)
+    assert [t.state for t in found.trials] == ["failed" if t.config["stumbles"] else "finished" for t in found.trials]
+    assert all("stumbled" in t.error for t in found.trials if t.config["stumbles"])
+    alike(found, alone)
+
+
+@pytest.mark.filterwarnings("ignore::penstock.SoloWarning")
+def test_an_error_in_one_trials_optimizer_fails_no_other_however_many_they_are():
+    space = {"lr": ps.grid([0.001 * n for n in range(1, 41)]), "stumbles": False}
+
+    class One(Stumbling):
+        def optimizer(self, params, config):
+            return super().optimizer(params, {**config, "stumbles": config["lr"] == 0.001 * 6})
+
+    found = run(One(), space=space, algorithm=ps.Grid(budget=2), trials=None)
+    assert [t.number for t in found.trials if t.state == "failed"] == [5]
+
+
+def test_a_trial_that_diverges_leaves_its_neighbours_their_curves():
+    space = {"lr": ps.grid([0.01, 1e200, 0.1]), "rate": 0.3}
+    settings = {"space": space, "algorithm": ps.Grid(budget=2), "trials": None}
+    found, alone = run(name="f", **settings), run(name="s", sharing="solo", **settings)
+    assert not found.trials[1].curve[-1]["loss"] < 1e9
+    for number in (0, 2):
+        for row, expected in zip(found.trials[number].curve, alone.trials[number].curve, strict=True):
+            assert dict(row) == pytest.approx(dict(expected), abs=1e-9)
+
+
+# How many
+
+
+def test_a_bundle_shrinks_to_the_size_that_was_measured(declared, monkeypatch):
+    steps_take(monkeypatch, {1: 1.0, 2: 1.0, 4: 4.0, 6: 9.0})
+    found = run(sharing="auto", name="a")
+    first, *later = declared
+    assert (first.mode, first.size, len(first.placements)) == ("fused", None, 6)
+    assert {(one.mode, one.size) for one in later} == {("fused", 2)}
+    assert [p.trial for p in later[0].placements] == [0, 1], "those who came first"
+    assert [len(one.placements) for one in later] == [2] * 5, "whoever leaves makes room for one"
+    assert {one.name for one in declared} == {"bundle 1"}
+    assert [(e.way, e.size) for e in logged("a", events.Measured)] == [("native", 2)], "measured once"
+    alike(found, run(sharing="solo"))
+
+
+@pytest.mark.parametrize(("slower", "mode", "most"), [(1.0, "fused", 2), (3.0, "solo", 1)])
+def test_the_next_study_begins_with_what_was_measured(slower, mode, most, declared, monkeypatch):
+    steps_take(monkeypatch, {1: 1.0, 2: slower, 4: 9.0, 6: 20.0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(sharing="auto")
+        declared.clear()
+        run(sharing="auto", name="next", algorithm=ps.Random(budget=2))
+    assert {(one.mode, one.size) for one in declared} == {(mode, most)}
+    assert max(len(one.placements) for one in declared) == most
+
+
+def test_fused_takes_all_trials_together_and_measures_nothing(declared):
+    run(name="f")
+    assert [(one.mode, one.size, len(one.placements)) for one in declared] == [("fused", LARGEST, 6)]
+    (told,) = logged("f", events.Measured)
+    assert (told.way, told.size, told.seconds) == ("native", LARGEST, {})
+    assert told.reason == 'asked for by sharing="fused"'
+    assert not Path(".penstock/profiles.jsonl").exists()
+
+
+@pytest.mark.parametrize("sharing", ["solo", "auto"])
+def test_a_trial_alone_trains_solo_and_nothing_is_measured(sharing, declared):
+    run(sharing=sharing, trials=1)
+    assert [one.mode for one in declared] == ["solo"]
+    assert not logged("s", events.Measured)
+
+
+@pytest.mark.parametrize("sharing", ["auto", "fused"])
+def test_a_function_is_never_fused(sharing, declared):
+    run(trivial, sharing=sharing, space={"x": ps.uniform(0, 4)}, trials=3)
+    assert [(one.mode, len(one.placements)) for one in declared] == [("solo", 1)] * 3
+    assert not logged("s", events.Measured)
+
+
+@pytest.mark.usefixtures("in_turns")
+def test_two_workers_divide_the_trials_and_what_one_has_measured_serves_both(declared, monkeypatch):
+    steps_take(monkeypatch, {1: 1.0, 2: 1.0, 4: 4.0})
+    found = run(sharing="auto", workers=2, trials=8, name="a")
+    first, second, *later = declared
+    assert [(one.devices, len(one.placements)) for one in (first, second)] == [(("cpu:0",), 4), (("cpu:1",), 4)]
+    assert first.size is second.size is None
+    assert {(one.mode, one.size) for one in later} == {("fused", 2)}
+    assert max(len(one.placements) for one in later) == 2
+    assert {one.devices for one in later} == {("cpu:0",), ("cpu:1",)}
+    alike(found, run(sharing="solo", trials=8))
+
+
+@pytest.mark.usefixtures("in_turns")
+def test_two_workers_without_a_use_for_fusing_train_a_trial_each(declared):
+    run(workers=2, trials=2)
+    assert [(one.devices, len(one.placements)) for one in declared] == [(("cpu:0",), 1), (("cpu:1",), 1)]
+
+
+# Why not
+
+
+class Branches(Exact):
+    def loss(self, model, batch, config):
+        loss = super().loss(model, batch, config)
+        return loss * 2 if loss > 0.7 else loss
+
+
+class Closes(Exact):
+    def optimizer(self, params, config):
+        return torch.optim.LBFGS(params, lr=0.1, max_iter=2)
+
+    def scheduler(self, optimizer, config):
+        return None
+
+
+@pytest.mark.parametrize("task", [Branches(), Closes()], ids=lambda task: type(task).__name__)
+@pytest.mark.parametrize("sharing", ["auto", "fused"])
+def test_a_refusal_is_told_once_and_is_in_the_log_once(task, sharing, declared):
+    with pytest.warns(ps.SoloWarning) as told:
+        run(task, sharing=sharing, algorithm=ps.Random(budget=2), trials=3)
+    assert len(told) == 1
+    (found,) = logged("s", events.Measured)
+    assert (found.way, found.size, found.seconds) == ("solo", 1, {})
+    assert found.reason.rstrip(".") in str(told[0].message)
+    assert [len(one.placements) for one in declared if one.mode == "solo"] == [1] * 3
+    assert not Path(".penstock/profiles.jsonl").exists(), "nothing was measured"
+
+
+# What is kept of descriptions and measurements
+
+
+class Described:
+    """An executor that describes configs as it is told, and remembers what it was asked."""
+
+    flexible = False
+
+    def __init__(self, memory=2**40, **descriptions):
+        self.descriptions, self.asked, self.memory = descriptions, [], memory
+
+    def devices(self):
+        return [Device("cpu", "cpu", self.memory)]
+
+    def describe(self, configs, *, train):
+        self.asked += configs
+        return [self.descriptions[config["kind"]] for config in configs]
+
+
+def record(number, kind):
+    return TrialRecord(number, {"kind": kind}, "group")
+
+
+@pytest.fixture
+def made(tmp_path):
+    def make(forced=False, **described):
+        executor = Described(**described)
+        return Fusing(executor, Profiles.open(tmp_path / "profiles.jsonl"), "task", forced=forced), executor
+
+    return make
+
+
+ALIKE = Description(signature="alike", bytes=100)
+
+
+def test_a_config_is_described_once_and_again_when_it_changed(made):
+    fusing, executor = made(a=ALIKE, b=Description(signature="other", bytes=1))
+    fusing.describe([record(0, "a"), record(1, "a")])
+    fusing.describe([record(0, "a"), record(1, "b")])
+    assert [config["kind"] for config in executor.asked] == ["a", "a", "b"]
+    assert [fusing.of(0).signature, fusing.of(1).signature] == ["alike", "other"]
+
+
+def test_each_reason_is_told_once(made):
+    fusing, _ = made(a=Description(reason="it is odd"), b=Description(reason="it is even."), c=Description())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fusing.describe([record(number, kind) for number, kind in enumerate("aabcab")])
+    assert [str(one.message) for one in told] == [
+        "Trials that cannot be fused train solo: it is odd.",
+        "Trials that cannot be fused train solo: it is even.",
+    ]
+    assert all(one.category is ps.SoloWarning for one in told)
+    assert fusing.refusals() == ["it is odd", "it is even."]
+    assert fusing.refusals() == []
+
+
+def test_trials_of_which_no_two_are_alike_are_no_accident(made):
+    unlike = {f"k{number}": Description(signature=str(number), bytes=1) for number in range(ALL_UNLIKE)}
+    fusing, _ = made(**unlike)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fusing.describe([record(number, f"k{number}") for number in range(ALL_UNLIKE - 1)])
+    with pytest.warns(ps.SoloWarning, match="no two of them are alike"):
+        fusing.describe([record(ALL_UNLIKE - 1, f"k{ALL_UNLIKE - 1}")])
+    some, _ = made(**unlike)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        some.describe([record(number, f"k{number // 2}") for number in range(2 * ALL_UNLIKE)])
+
+
+def measured(size, seconds=None, way="native", reason="why"):
+    return Measured("alike", "cpu", way, size, seconds or {}, None, reason)
+
+
+def test_the_size_is_what_was_measured_asked_for_or_still_to_be_measured(made):
+    fusing, _ = made(a=ALIKE)
+    fusing.describe([record(0, "a")])
+    assert (fusing.limit("alike", "cpu"), fusing.size("alike", "cpu")) == (UNKNOWN, None)
+    fusing.take(measured(3, reason="memory ran out"), "cpu")
+    assert (fusing.limit("alike", "cpu"), fusing.size("alike", "cpu")) == (3, 3)
+    fusing.take(measured(7, {1: 1.0, 7: 2.0}), "cpu")
+    assert (fusing.limit("alike", "cpu"), fusing.size("alike", "cpu")) == (7, 7)
+    forced, _ = made(forced=True, a=ALIKE)
+    assert (forced.limit("alike", "cpu"), forced.size("alike", "cpu")) == (LARGEST, LARGEST)
+    forced.take(measured(2), "cpu")
+    assert forced.limit("alike", "cpu") == 2
+
+
+def test_states_must_fit_into_the_device(made):
+    fusing, _ = made(forced=True, memory=1000, a=ALIKE)
+    fusing.describe([record(0, "a")])
+    assert fusing.limit("alike", "cpu") == 4, "of 100 bytes each, in two fifths of 1000"
+    fusing.take(measured(7), "cpu")
+    assert fusing.limit("alike", "cpu") == 4
+    for seconds in ({}, {1: 1.0, 7: 2.0}):  # not measured yet, and measured before
+        free, _ = made(memory=1000, a=ALIKE)
+        free.describe([record(0, "a")])
+        assert free.limit("alike", "cpu") == 4
+        free.take(measured(7, seconds), "cpu")
+    tiny, _ = made(forced=True, memory=1, a=ALIKE)
+    tiny.describe([record(0, "a")])
+    assert tiny.limit("alike", "cpu") == 1
+
+
+def test_only_times_are_kept_for_the_next_study(made):
+    fusing, _ = made(a=ALIKE)
+    fusing.take(measured(3, reason="memory ran out"), "cpu")
+    with pytest.warns(ps.SoloWarning, match="no way"):
+        fusing.take(measured(1, way="solo", reason="no way"), "cpu")
+    assert made(a=ALIKE)[0].size("alike", "cpu") is None
+    fusing.take(measured(5, {1: 1.0, 5: 2.0}), "cpu")
+    after, _ = made(a=ALIKE)
+    assert after.size("alike", "cpu") == 5
+    assert after.reason("alike", "cpu") == "measured before: why"
+    after.take(measured(4, reason="memory ran out"), "cpu")
+    assert after.reason("alike", "cpu") == "memory ran out"
+    assert after.size("other", "cpu") is None
+
+
+def test_what_was_measured_elsewhere_says_nothing_here(made, monkeypatch, tmp_path):
+    made(a=ALIKE)[0].take(measured(5, {1: 1.0, 5: 2.0}), "cpu")
+    assert made(a=ALIKE)[0].size("alike", "cpu") == 5
+    assert made(memory=2**39, a=ALIKE)[0].size("alike", "cpu") is None, "less memory"
+    monkeypatch.setattr(Described, "devices", lambda self: [Device("cpu", "another", self.memory)])
+    assert made(a=ALIKE)[0].size("alike", "cpu") is None, "another device"
+    (line,) = (tmp_path / "profiles.jsonl").read_text().splitlines()
+    for package in ("torch", "penstock"):
+        assert f"{package} {version(package)}" in json.loads(line)["device"], "another version of either"
+
+
+def test_a_profile_serves_every_device_of_its_kind(made, monkeypatch):
+    two = [Device(f"cpu:{i}", "cpu", 2**40) for i in range(2)]
+    monkeypatch.setattr(Described, "devices", lambda self: two)
+    made(a=ALIKE)[0].take(measured(5, {1: 1.0, 5: 2.0}), "cpu:0")
+    assert made(a=ALIKE)[0].size("alike", "cpu:1") == 5
+
+
+def test_what_was_measured_on_one_kind_of_device_bounds_no_bundle_on_another(made, monkeypatch):
+    three = [Device("new 0", "new", 2**40), Device("new 1", "new", 2**40), Device("old", "old", 2**40)]
+    monkeypatch.setattr(Described, "devices", lambda self: three)
+    fusing, _ = made(a=ALIKE)
+    fusing.describe([record(0, "a")])
+    fusing.take(measured(3), "new 0")
+    assert [fusing.limit("alike", device.name) for device in three] == [3, 3, UNKNOWN]
+    assert [fusing.size("alike", device.name) for device in three] == [3, 3, None]
+    assert [fusing.reason("alike", device.name) for device in three] == ["why", "why", ""]
+    assert fusing.alike("new 1") == ["new 0", "new 1"]
+
+
+def test_a_device_that_comes_later_is_of_a_kind_that_may_be_known(made):
+    fusing, _ = made(a=ALIKE)
+    fusing.describe([record(0, "a")])
+    fusing.take(measured(3), "cpu")
+    fusing.look([Device("alike", "cpu", 2**40), Device("small", "cpu", 1000)])  # and "cpu" is gone
+    assert [fusing.limit("alike", name) for name in ("alike", "small")] == [3, 4]
+    assert [fusing.size("alike", name) for name in ("alike", "small")] == [3, None]
+    fusing.take(measured(2), "cpu")  # told by what is gone
+    assert fusing.limit("alike", "alike") == 2
+
+
+class Elastic(Turns):
+    """Devices come and go by turns; one that goes is handed back, or lost with what it trained."""
+
+    turns = {
+        8: ("add", "cpu:2"),
+        15: ("hand back", "cpu:1"),
+        24: ("lose", "cpu:2"),
+        30: ("hand back", "cpu:0"),
+        60: ("add", "cpu:1"),
+    }
+
+    def __init__(self, job, workers):
+        super().__init__(job, workers)
+        self.job, self.turn, self.bundles = job, 0, {}
+
+    def place(self, bundle):
+        assert bundle.devices[0] in {device.name for device in self._devices}, "placed on a device that is gone"
+        self.bundles[bundle.devices[0]] = bundle
+        super().place(bundle)
+
+    def wait(self, timeout=None):
+        self.turn += 1
+        assert self.turn < 10**4, "everybody waits, and nothing happens"
+        what, name = self.turns.get(self.turn, ("", ""))
+        if what == "add":
+            self._devices = [*self._devices, Device(name, "cpu", 2**30)]
+            self._workers[name] = Worker(self.job, name)
+            return [DeviceAdded(self._devices[-1])]
+        if what:
+            (gone,) = [device for device in self._devices if device.name == name]
+            self._devices = [device for device in self._devices if device is not gone]
+            if what == "hand back":  # those that leave say so at their next steps
+                self._workers[name].place(replace(self.bundles[name], placements=()))
+                return [DeviceLost(gone)]
+            self._workers.pop(name).close()
+            left = [Failed(p.trial, p.attempt, "lost", died=True) for p in self.bundles[name].placements]
+            return [DeviceLost(gone), *left]
+        return super().wait(timeout)
+
+
+@pytest.mark.parametrize("sharing", ["fused", "solo"])
+def test_trials_train_on_while_devices_come_and_go(sharing, monkeypatch):
+    """One comes by a new name; then all of them are gone for a while, until one comes by a name that was known."""
+    monkeypatch.setattr(processes, "ProcessExecutor", Elastic)
+    found = run(sharing=sharing, workers=2, trials=9, name="e")
+    assert {t.state for t in found.trials} == {"finished"}
+    assert [sorted(e.types) for e in logged("e", events.Devices)] == [
+        ["cpu:0", "cpu:1"],
+        ["cpu:0", "cpu:1", "cpu:2"],
+        ["cpu:0", "cpu:2"],
+        ["cpu:0"],
+        [],
+        ["cpu:1"],
+    ]
+    assert {e.devices[0] for e in logged("e", Placed)} == {"cpu:0", "cpu:1", "cpu:2"}
+    assert not any(e.own or e.final for e in logged("e", events.Failed)), "nobody is to blame"
+    moved = [e for e in logged("e", Placed) if e.state is not None]
+    assert any(e.state.step % 6 for e in moved), "what was handed back in the middle of a unit was kept"
+    alike(found, run(sharing="solo", trials=9))
+
+
+@pytest.mark.parametrize("most", [1, LARGEST])
+def test_a_bundle_whose_device_was_lost_is_not_told_anything_and_keeps_nobody_waiting(most, made, monkeypatch):
+    monkeypatch.setattr("penstock.engine.fusing.LARGEST", most)
+    cards, declared = [Device(f"cpu:{i}", "cpu", 2**40) for i in range(3)], []
+    there = cards[:2]
+    monkeypatch.setattr(Described, "devices", lambda self: there)
+    monkeypatch.setattr(Described, "place", lambda self, bundle: declared.append(bundle), raising=False)
+    fusing, executor = made(forced=True, a=ALIKE)
+    history = History.of([events.Opened({"metric": "loss", "mode": "min"})])
+    placing = Placing(executor, history, fifo, history.apply, float, bool, fusing=fusing)
+
+    def ask(*trials):
+        for trial in trials:
+            history.apply(Asked(trial, {"kind": "a"}, 3, "g"))
+            placing.queue(history.trials[trial])
+        declared.clear()
+        placing.place()
+        return [(one.name, one.devices[0], [p.trial for p in one.placements]) for one in declared]
+
+    placing.look()
+    assert ask(0, 1) == [("bundle 1", "cpu:0", [0]), ("bundle 2", "cpu:1", [1])]
+    placing.lose("cpu:0")  # and it is back already, while 0 has not said that it left
+    assert ask(2) == [("bundle 3", "cpu:0", [2])]
+    there[:] = [cards[1], cards[2]]
+    placing.look()  # "cpu:2" has come; that "cpu:0" is gone is still to be told
+    assert ask(3) == [("bundle 4", "cpu:2", [3])]
+    placing.lose("cpu:0")
+    declared.clear()
+    placing.shrink("alike", 1, ["cpu:0", "cpu:1", "cpu:2"])
+    placing.stop()
+    assert {one.devices[0] for one in declared} == {"cpu:1", "cpu:2"}
+
+
+def test_bundles_shrink_on_the_devices_that_the_measurement_holds_for():
+    declared = []
+    placing = Placing(SimpleNamespace(place=declared.append), History(), fifo, print, float, bool)
+    for number, device in enumerate(("new 0", "new 1", "old")):
+        trials = range(4 * number, 4 * number + 4)
+        place = Place(
+            f"bundle {number}", (device,), "fused", "alike", members={t: Placement(t, 1, {}, 9) for t in trials}
+        )
+        placing.running.update(dict.fromkeys(trials, place))
+    placing.shrink("other", 2, ["new 0", "new 1"])
+    assert not declared
+    placing.shrink("alike", 2, ["new 0", "new 1"])
+    assert [(one.devices[0], [p.trial for p in one.placements], one.size) for one in declared] == [
+        ("new 0", [0, 1], 2),
+        ("new 1", [4, 5], 2),
+    ]
+    assert not placing.running[8].leaving
+    assert placing.running[8].size is None

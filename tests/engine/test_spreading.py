@@ -1,0 +1,434 @@
+"""Who is tried on several devices, who grows and who shrinks; and whole studies on real worker processes."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import penstock as ps
+from penstock.bundle import Description, Device, Parted
+from penstock.engine.spreading import together
+from penstock.log.events import Measured, Placed, Reported, read
+from penstock.scheduling.base import Assignment
+from penstock.scheduling.fifo import fifo
+from penstock.scheduling.fluid import dynamic_fluid, static_fluid
+from penstock.scheduling.growing import Growing
+from penstock.scheduling.waterfill import waterfill
+from penstock.speed.model import SpeedModel
+from penstock.trial import Usage
+from tests.contracts.executors import Exact, alone
+from tests.engine.test_placing import Engine
+
+TWO = {1: 1.0, 2: 0.55}
+
+
+class Elastic(Engine):
+    """An engine's surroundings with devices that one trial can have several of."""
+
+    def __init__(self, devices=2, batch_size=8, schedule=waterfill, **more):
+        super().__init__(devices, schedule=schedule, modes=("solo", "distributed"), **more)
+        self.description = Description(signature="a", batch_size=batch_size)
+
+    def go_on(self, seconds=1.0):
+        self.now += seconds
+        self.placing.place()
+
+    def stop(self, trial):
+        """A trial does what it was told: it leaves, and waits again."""
+        place = self.placing.running[trial]
+        self.placing.left(trial)
+        self.placing.queue(self.history.trials[trial], moved=place)
+        self.placing.place()
+
+    def measured(self, scaling):
+        self.now += 1.0
+        self.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling=scaling))
+        self.placing.spreading.settle("a")
+        self.go_on()
+
+    @property
+    def last(self):
+        bundle = self.bundles[-1]
+        return bundle.mode, bundle.devices, bundle.measure, [p.trial for p in bundle.placements]
+
+
+@pytest.fixture
+def alone_on_one():
+    """A trial that has just moved onto both devices, to measure them."""
+    one = Elastic()
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.go_on()
+    one.stop(0)
+    return one
+
+
+def test_idle_devices_are_tried_by_a_trial_that_is_alone_on_one():
+    one = Elastic()
+    one.ask(0, budget=6)
+    one.placing.place()
+    assert one.last == ("solo", ("gpu 0",), False, [0])
+    one.go_on()
+    assert one.last == ("solo", ("gpu 0",), False, []), "it leaves at its next boundary"
+    one.stop(0)
+    assert one.last == ("distributed", ("gpu 0", "gpu 1"), True, [0])
+
+
+def test_not_by_one_that_is_nearly_done_or_not_described():
+    one = Elastic()
+    one.ask(0, budget=1)
+    one.placing.place()
+    one.go_on()
+    assert len(one.bundles) == 1
+    one = Elastic()
+    one.description = Description(reason="it cannot be compared")
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.go_on()
+    assert len(one.bundles) == 1
+
+
+def test_a_batch_has_no_more_parts_than_samples():
+    one = Elastic(devices=4, batch_size=3)
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.go_on()
+    one.stop(0)
+    assert one.last == ("distributed", ("gpu 0", "gpu 1", "gpu 2"), True, [0])
+    assert one.bundles[-1].reason == "a batch of 3 has no more parts"
+
+
+def test_where_several_pay_the_trial_keeps_them(alone_on_one):
+    before = len(alone_on_one.bundles)
+    alone_on_one.measured(TWO)
+    assert len(alone_on_one.bundles) == before
+    assert not alone_on_one.placing.moving
+
+
+def test_where_they_do_not_it_goes_back_to_one(alone_on_one):
+    alone_on_one.measured({1: 1.0, 2: 1.2})
+    assert alone_on_one.last == ("distributed", ("gpu 0", "gpu 1"), False, [])
+    alone_on_one.stop(0)
+    assert alone_on_one.last == ("solo", ("gpu 0",), False, [0])
+    alone_on_one.go_on()
+    assert alone_on_one.last == ("solo", ("gpu 0",), False, [0]), "and does not try again"
+
+
+def test_a_trial_that_came_meanwhile_has_the_device(alone_on_one):
+    one = Elastic()
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.go_on()
+    one.ask(1, budget=6)
+    one.placing.place()
+    assert one.last == ("solo", ("gpu 1",), False, [1])
+    one.stop(0)
+    assert one.last == ("solo", ("gpu 0",), False, [0])
+
+
+def test_devices_whose_workers_do_not_meet_are_not_tried_together_again(alone_on_one):
+    with pytest.warns(UserWarning, match="did not meet. It goes on elsewhere"):
+        alone_on_one.placing.spreading.parted(Parted(("gpu 0", "gpu 1"), "They did not meet."))
+    alone_on_one.stop(0)
+    alone_on_one.go_on()
+    assert alone_on_one.last == ("solo", ("gpu 0",), False, [0])
+
+
+def test_a_lost_device_is_not_waited_for():
+    one = Elastic()
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.go_on()
+    del one.cards[1]
+    one.placing.lose("gpu 1")
+    one.stop(0)
+    assert one.last == ("solo", ("gpu 0",), False, [0])
+
+
+def test_the_devices_of_a_trial_are_on_as_few_nodes_as_can_be():
+    devices = {f"{node}{i}": Device(f"{node}{i}", "h200", 8, node) for node in "ab" for i in range(2)}
+    made = [Assignment(1, ("a1", "b0"), 2.0)]
+    assert together(made, {0: Assignment(0, ("a0",), 1.0)}, devices) == [Assignment(1, ("b0", "b1"), 2.0)]
+    shared = {0: Assignment(0, ("b0",), 0.5)}
+    assert together(made, shared, devices) == [Assignment(1, ("a0", "a1"), 2.0)]
+
+    held = {0: Assignment(0, ("a0",), 1.0), 2: Assignment(2, ("b1",), 1.0)}
+    devices |= {name: Device(name, "b200", 8, "c") for name in ("c0", "c1")}
+    assert together(made, held, devices) == made, "and of the type that it was given"
+
+
+# Who grows onto idle devices
+
+
+def started(trials, devices, schedule=fifo, scaling=None, moving=0.0, **more):
+    """Trials that have a device each, the last of them the best, and that know what several give."""
+    one = Elastic(devices, schedule=schedule, **more)
+    one.placing.pace.model.started(moving)
+    for trial in range(trials):
+        one.ask(trial, budget=20)
+    one.placing.place()
+    if scaling is not None:
+        one.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling=scaling))
+    for trial in range(trials):
+        one.history.apply(Reported(trial, 1, 1, {"loss": 9.0 - trial}, None, Usage(), 0.0))
+    return one
+
+
+def settled(one):
+    """How many devices each trial has, once nobody moves any more."""
+    for _ in range(9):
+        one.placing.changed = True
+        one.go_on()
+        for trial in sorted(one.placing.moving):
+            one.stop(trial)
+    assert not one.placing.moving
+    return {trial: len(place.devices) for trial, place in sorted(one.placing.running.items())}
+
+
+FOUR = {1: 1.0, 2: 0.55, 4: 0.3}
+
+
+@pytest.mark.parametrize("schedule", [fifo, static_fluid])
+def test_under_schedulers_that_never_resize_idle_devices_go_to_the_best_or_evenly(schedule):
+    assert settled(started(3, 6, schedule, FOUR)) == {0: 1, 1: 1, 2: 4}
+    assert settled(started(3, 6, schedule, FOUR, growing=Growing("evenly"))) == {0: 2, 1: 2, 2: 2}
+
+
+def test_under_schedulers_that_do_what_they_leave_is_dealt():
+    assert settled(started(3, 8, dynamic_fluid, FOUR)) == {0: 2, 1: 2, 2: 4}
+
+
+def test_a_trial_does_not_move_for_nothing():
+    one = started(2, 4, fifo, {1: 1.0})
+    assert settled(one) == {0: 1, 1: 1}
+    assert len(one.bundles) == 2, "several do not pay"
+    one = started(2, 4, fifo, FOUR, moving=1e6)
+    assert settled(one) == {0: 1, 1: 1}
+    assert len(one.bundles) == 2, "it costs more than it saves"
+    one = started(1, 4, fifo, FOUR)
+    one.history.trials[0].reported = 19
+    assert settled(one) == {0: 1}, "it is nearly done"
+    one = started(1, 4, fifo, FOUR)
+    assert settled(one) == {0: 4}
+    made = len(one.bundles)
+    assert settled(one) == {0: 4}
+    assert len(one.bundles) == made
+
+
+def test_who_comes_is_given_what_was_idle():
+    one = started(2, 4, fifo, FOUR)
+    assert settled(one) == {0: 2, 1: 2}
+    one.ask(2, budget=20)
+    one.ask(3, budget=20)
+    assert settled(one) == {0: 1, 1: 1, 2: 1, 3: 1}
+    one = started(1, 4, waterfill, FOUR)
+    assert settled(one) == {0: 4}
+    made = len(one.bundles)
+    one.ask(1, budget=20)
+    assert settled(one) == {0: 4}, "what the scheduler gave it is its own"
+    assert len(one.bundles) == made
+
+
+def test_who_has_measured_keeps_what_it_is_dealt():
+    for growing, expected in ((Growing("best"), {0: 1, 1: 1, 2: 4}), (Growing("evenly"), {0: 2, 1: 2, 2: 2})):
+        one = started(3, 6, fifo, growing=growing)
+        one.go_on()
+        (trial,) = one.placing.moving
+        assert trial == 2, "the best one measures"
+        one.stop(trial)
+        assert one.last == ("distributed", ("gpu 2", "gpu 3", "gpu 4", "gpu 5"), True, [2])
+        one.measured(FOUR)
+        assert settled(one) == expected
+
+
+def test_more_devices_are_measured_where_the_most_that_were_tried_paid():
+    one = started(1, 8, fifo, FOUR)
+    one.go_on()
+    one.stop(0)
+    assert one.last == ("distributed", tuple(f"gpu {i}" for i in range(8)), True, [0])
+    one = started(1, 7, fifo, FOUR)
+    assert settled(one) == {0: 4}, "not for less than twice as many"
+    one = started(1, 8, fifo, {1: 1.0, 2: 0.5, 4: 0.6})
+    assert settled(one) == {0: 2}, "nor where they did not pay"
+
+
+def test_workers_that_did_not_meet_leave_idle_devices_to_others():
+    one = started(2, 3, fifo, TWO)
+    with pytest.warns(UserWarning, match="did not meet"):
+        one.placing.spreading.parted(Parted(("gpu 1", "gpu 2"), "They did not meet."))
+    assert settled(one) == {0: 2, 1: 1}
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_trial_is_spread_over_several_types_only_where_that_is_asked_for(mixed):
+    one = started(1, 4, fifo, growing=Growing(mixed=mixed))
+    one.cards[2:] = [Device(card.name, "b200", card.memory, "other") for card in one.cards[2:]]
+    one.placing.look()
+    one.go_on()
+    one.stop(0)
+    names = ("gpu 0", "gpu 1", "gpu 2", "gpu 3") if mixed else ("gpu 0", "gpu 1")
+    assert one.last == ("distributed", names, True, [0])
+    assert one.placing.running[0].lent == len(names) - 1
+    one.measured({1: 1.0, 2: 0.5, 4: 0.3} if mixed else TWO)
+    assert settled(one) == {0: 4 if mixed else 2}
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_fused_bundle_is_split_rather_than_its_neighbour_spread(splits):
+    one = started(0, 3, fifo)
+    for trial in range(3):
+        one.ask(trial, budget=20)
+    one.placing._describe()
+    fused = one.placing.make(("gpu 0",), "fused", "a")
+    for trial in (0, 1):
+        one.placing.begin(fused, trial, 0.5)
+    one.placing.begin(one.placing.make(("gpu 1",), "solo", "a"), 2, 1.0)
+    one.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling=TWO))
+    one.now += 1.0
+    one.placing.spreading.resize(SimpleNamespace(splits=lambda *arguments: splits))
+    assert one.placing.moving == ({1} if splits else {2})
+
+
+# How many devices are of use
+
+
+def flexible(devices=2, scales=False, **more):
+    one = Elastic(devices, **more)
+    one.placing.executor.flexible, one.placing.executor.scales = True, scales
+    return one
+
+
+def test_as_many_devices_are_of_use_as_trials_wait_or_run():
+    one = flexible()
+    for trial in range(5):
+        one.ask(trial, budget=1)
+    one.placing.place()
+    assert one.requests == [5]
+    for trial in range(4):
+        one.placing.left(trial) if trial in one.placing.running else one.placing.waiting.pop(trial)
+        one.go_on()
+    assert one.requests == [5, 4, 3, 2, 1]
+
+
+def test_of_many_not_every_change_is_told():
+    one = flexible()
+    for trial in range(100):
+        one.ask(trial, budget=1)
+    one.placing.place()
+    for trial in range(2, 100):
+        one.placing.waiting.pop(trial)
+        one.placing.changed = True
+        one.go_on()
+    assert one.requests[:3] == [100, 89, 80]
+    assert one.requests[-1] == 2
+    assert len(one.requests) < 30
+
+
+def test_more_are_where_a_trial_is_faster_on_several():
+    one = flexible()
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.measured({1: 1.0, 2: 0.5, 4: 0.3, 8: 0.4})
+    assert one.requests == [1, 4]
+
+
+def test_devices_that_come_too_late_to_be_of_use_are_not_asked_for():
+    def asked(coming, *, devices=1, moving=0.0, waiting=0):
+        one = flexible(devices)
+        one.placing.executor.provisioning = coming
+        for trial in range(1 + waiting):
+            one.ask(trial, budget=6)
+        one.placing.place()
+        one.placing.pace.model.started(moving)
+        one.placing.pace.model.observed(0, "h200", 1.0, 10.0)
+        one.measured(FOUR)
+        return one.requests[-1]
+
+    assert asked(coming=0.0) == 4
+    assert asked(coming=57.0) == 4, "of its six units of ten seconds it has trained two seconds"
+    assert asked(coming=60.0) == 1
+    assert asked(coming=40.0, moving=20.0) == 1, "nor where it would be there too late"
+    assert asked(coming=60.0, devices=3) == 3, "those that are there are of use"
+    assert asked(coming=60.0, waiting=2) == 3, "who waits needs one whenever it comes"
+
+
+def test_nothing_is_given_up_before_a_unit_was_timed():
+    one = flexible()
+    one.placing.executor.provisioning = 1e6
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.measured(FOUR)
+    assert one.requests == [1, 4]
+
+
+def test_an_algorithm_that_others_follow_keeps_what_it_has():
+    one = flexible()
+    for trial in range(3):
+        one.ask(trial, budget=1, open=True)
+    one.placing.place()
+    one.placing.waiting.pop(2)
+    one.placing.changed = True
+    one.go_on()
+    assert one.requests == [3]
+
+
+def test_trials_are_packed_before_nodes_go():
+    one = flexible(4, scales=True)
+    one.cards[:] = [Device(card.name, card.type, card.memory, "ab"[i // 2]) for i, card in enumerate(one.cards)]
+    one.placing.look()
+    one.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling={1: 1.0}))
+    for trial in range(4):
+        one.ask(trial, budget=6)
+    one.placing.place()
+    for trial in (1, 2):
+        one.placing.left(trial)
+    one.go_on()
+    assert one.requests[-1] == 2
+    moved = [b for b in one.bundles if not b.placements]
+    assert len(moved) == 1, "one of the two trials leaves its node"
+    (trial,) = one.placing.moving
+    one.stop(trial)
+    nodes = {one.placing.devices[name].node for place in one.placing.bundles() for name in place.devices}
+    assert len(nodes) == 1
+
+
+# Whole studies
+
+
+class Long(Exact):
+    """Few steps a unit, so that it is soon measured."""
+
+    unit_steps = 16
+
+
+@pytest.fixture(params=["distributed", "auto"])
+def elastic(request, monkeypatch, tmp_path):
+    """A study on two worker processes that believes two devices to be twice as fast, whatever it measures."""
+    plain = SpeedModel.measured
+
+    def measured(self, signature, type, sharing, scaling):
+        return plain(self, signature, type, sharing, {1: 1.0, 2: 0.5} if len(scaling) > 1 else scaling)
+
+    monkeypatch.setattr(SpeedModel, "measured", measured)
+    monkeypatch.setattr(SpeedModel, "moving", property(lambda self: 0.0))
+    algorithm = ps.SuccessiveHalving(max_budget=16, min_budget=4, reduction=2)
+    space = {"lr": ps.loguniform(1e-3, 0.5)}
+    study = ps.Study(Long(), space, metric="loss", mode="min", algorithm=algorithm, trials=4, dir=tmp_path, name="s")
+    result = study.run(workers=2, sharing=request.param, progress=False)
+    return result, list(read(tmp_path / "s" / "log.jsonl"))
+
+
+@pytest.mark.filterwarnings("ignore::penstock.SoloWarning")
+def test_a_study_whose_last_trials_have_all_devices_has_the_curves_of_one_whose_trials_are_alone(elastic):
+    result, events = elastic
+    spread = [e for e in events if isinstance(e, Placed) and e.mode == "distributed"]
+    assert spread, "the best trial had both devices"
+    assert {e.share for e in spread} == {2.0}
+    assert any(isinstance(e, Measured) and set(e.scaling) == {1, 2} for e in events)
+    for trial in result.trials:
+        expected = alone(Long(), trial.number, trial.config, len(trial.curve))
+        for row, other in zip(trial.curve, expected, strict=True):
+            assert row["loss"] == pytest.approx(other["loss"], abs=1e-9)
+    assert math.isfinite(result.best.metrics["loss"])
+    assert torch.is_tensor(next(result.best.model().parameters()))

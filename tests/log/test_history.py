@@ -1,0 +1,108 @@
+"""The fold of a log: who is best, which state holds its weights, and what donors are still needed for."""
+
+from penstock.log.events import Asked, Dropped, Ended, Failed, Opened, Placed, Reported, Saved
+from penstock.log.history import History
+from penstock.trial import StateRef, Usage
+
+OPENED = Opened({"metric": "loss", "mode": "min", "max_budget": 9})
+
+
+def asked(trial, budget=9, start_from=None, **config):
+    return Asked(trial, config or {"lr": 1.0}, budget, "g", start_from)
+
+
+def state(trial, unit, step=None):
+    return StateRef(f"{trial:06d}-1-{unit}.pt", unit, step or unit, 10)
+
+
+def reported(trial, unit, loss, saved=True):
+    return Reported(trial, 1, unit, {"loss": loss}, state(trial, unit) if saved else None, Usage(1.0, 1), 0.0)
+
+
+def history(*events):
+    return History.of([OPENED, *events])
+
+
+def test_the_best_is_the_lowest_loss_of_any_report_and_the_first_of_equals():
+    found = history(asked(0), asked(1), asked(2), reported(0, 1, 3.0), reported(1, 1, 2.0), reported(2, 1, 2.0))
+    assert found.best.number == 1
+    assert found.best.metrics == {"loss": 2.0}
+
+
+def test_a_later_state_holds_the_best_weights_too():
+    found = history(asked(0), reported(0, 1, 1.0), reported(0, 2, 5.0), reported(0, 3, 5.0, saved=False))
+    assert found.best.best_unit == 1
+    assert found.best.best_state == state(0, 2)
+
+
+def test_a_state_of_a_trial_that_trains_again_may_come_before_its_best_report():
+    trained = [asked(0), reported(0, 1, 3.0), reported(0, 2, 2.0, saved=False), reported(0, 3, 1.0, saved=False)]
+    again = history(*trained, OPENED, Saved(0, 2, state(0, 2), 0.0))  # it began again from unit 1
+    assert again.trials[0].state == state(0, 2)
+    assert again.trials[0].best_state is None
+    assert history(*trained, OPENED, Saved(0, 2, state(0, 3), 0.0)).trials[0].best_state == state(0, 3)
+
+
+def test_a_state_from_after_a_take_over_does_not_hold_the_best_weights_from_before():
+    before = [asked(0, 2, lr=1.0), asked(1, 2, lr=2.0), reported(0, 2, 0.1), reported(1, 2, 9.0)]
+    copied = [asked(1, 4, (0, 2), lr=3.0), reported(1, 4, 0.5)]
+    found = history(*before, *copied).trials[1]
+    assert (found.best_unit, found.best_state, found.best_config) == (4, state(1, 4), {"lr": 3.0})
+    worse = [asked(0, 4, (1, 2), lr=4.0), reported(0, 4, 5.0)]
+    found = history(*before, *worse).trials[0]
+    assert (found.best_unit, found.best_state, found.best_config) == (2, state(0, 2), {"lr": 1.0})
+    assert found.state == state(0, 4)
+
+
+def test_a_donors_state_is_needed_until_its_heir_has_one_of_its_own():
+    before = [asked(0, 2), asked(1, 2), reported(0, 2, 0.1), reported(1, 2, 9.0), asked(1, 4, (0, 2))]
+    waiting = history(*before, asked(0, 4, (0, 2)), reported(0, 3, 0.1))
+    assert waiting.donors[state(0, 2).file] == 1
+    assert waiting.trials[1].start == state(0, 2)
+    begun = history(*before, Saved(1, 2, state(1, 3), 0.0))
+    assert begun.donors[state(0, 2).file] == 0
+    assert begun.trials[1].start is None
+
+
+def test_a_trial_that_diverges_gives_way_to_the_next_best():
+    events = [asked(0), asked(1), asked(2), reported(0, 1, 2.0), reported(1, 1, 1.0), reported(2, 1, 3.0)]
+    assert history(*events).best.number == 1
+    assert history(*events, reported(1, 2, float("nan"))).best.number == 0
+    assert history(*events, reported(1, 2, float("-inf"))).best.number == 0
+
+
+def test_the_best_that_has_ended_is_known_beside_the_best():
+    events = [asked(0), asked(1), reported(0, 9, 2.0), Dropped((0,)), reported(1, 3, 1.0)]
+    found = history(*events)
+    assert (found.best.number, found.settled.number) == (1, 0)
+    assert [t.status for t in found.trials] == ["finished", "waiting"]
+
+
+def test_a_trial_that_failed_without_its_weights_is_not_best():
+    lost = history(asked(0), reported(0, 1, 1.0, saved=False), Failed(0, 1, "broke", True, 0.0))
+    assert lost.best is None
+    kept = history(asked(0), reported(0, 1, 1.0), Failed(0, 1, "broke", True, 0.0))
+    assert kept.best.number == 0
+
+
+def test_what_a_driver_left_unfinished_waits_for_the_next_one():
+    run = [asked(0), asked(1, 1), Placed(0, 1, ("cpu",), "solo", None, 1.0), reported(1, 1, 1.0), reported(0, 3, 1.0)]
+    killed = history(*run, OPENED)
+    assert [t.status for t in killed.trials] == ["waiting", "paused"]
+    ended = history(*run, Ended("interrupted", 5.0))
+    assert [t.status for t in ended.trials] == ["paused", "paused"]
+    assert ended.clock == 5.0
+    assert sum(ended.counts.values()) == 2
+    assert [t.status for t in history(*run, Ended("interrupted", 5.0), OPENED).trials] == ["waiting", "paused"]
+
+
+def test_a_metric_called_like_a_column_keeps_its_value():
+    event = Reported(0, 1, 1, {"loss": 1.0, "error": 0.25, "state": 3.0}, None, Usage(1.0, 1), 0.0)
+    row = history(asked(0), event).trials[0].row()
+    assert (row["metrics.error"], row["metrics.state"], row["loss"]) == (0.25, 3.0, 1.0)
+    assert (row["state"], row["error"], row["config.lr"]) == ("waiting", None, 1.0)
+
+
+def test_trials_given_up_below_the_greatest_budget_are_stopped():
+    found = history(asked(0, 3), asked(1, 9), reported(0, 3, 1.0), reported(1, 9, 1.0), Dropped((0, 1)))
+    assert [t.status for t in found.trials] == ["stopped", "finished"]

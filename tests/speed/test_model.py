@@ -1,0 +1,157 @@
+"""The speed model: learnt from measurements and reports."""
+
+import pytest
+
+from penstock.speed.curve import Curve
+from penstock.speed.model import UNKNOWN, SpeedModel
+
+
+def model(**settings):
+    made = SpeedModel(**settings)
+    for trial in range(4):
+        made.know(trial, "a")
+    return made
+
+
+def test_where_nothing_is_measured_nothing_is_assumed():
+    speed = model().speed(["gpu"])
+    assert speed.curve(0) == UNKNOWN.curve(0) == Curve()
+    assert speed.unit(0) == UNKNOWN.unit(0) == 1
+    assert speed.moving == UNKNOWN.moving == float("inf")
+    assert SpeedModel().speed(["gpu"]).curve(99) == Curve()
+
+
+def test_a_measured_signature_has_its_curve_and_others_have_not():
+    made = model()
+    made.know(9, "b")
+    assert made.measured("a", "gpu", {1: 3.0, 2: 3.3}, {1: 3.0, 2: 1.5}) == []
+    assert made.curve("gpu", 0) == Curve((1.0, 1.1), (1.0, 0.5))
+    assert made.curve("gpu", 9) == Curve()
+
+
+def test_what_was_smoothed_or_cut_is_said():
+    assert model().measured("a", "gpu", {1: 1.0, 2: 10.0}, {}) == [
+        "sharing stops to pay at 1 trial a device, of 2 tried"
+    ]
+
+
+def test_devices_that_may_not_be_shared_are_not():
+    made = model(shared=False)
+    made.measured("a", "gpu", {1: 1.0, 2: 1.0}, {1: 1.0, 2: 0.5})
+    assert made.curve("gpu", 0) == Curve((1.0,), (1.0, 0.5))
+
+
+def test_a_unit_takes_what_was_seen_of_the_trial_else_of_its_like_else_of_all():
+    made = model()
+    made.know(9, "b")
+    made.observed(0, "gpu", 1.0, 4.0)
+    made.observed(1, "gpu", 1.0, 8.0)
+    assert [made.unit("gpu", trial) for trial in (0, 1, 2, 9)] == [4, 8, 6, 6]
+    made.observed(9, "gpu", 1.0, 1.0)
+    assert [made.unit("gpu", trial) for trial in (2, 9)] == [6, 1]
+
+
+def test_what_a_shared_unit_took_tells_what_it_would_take_alone():
+    made = model()
+    made.measured("a", "gpu", {1: 1.0, 2: 1.25}, {1: 1.0, 2: 0.5})
+    made.observed(0, "gpu", 1 / 2, 5.0)
+    made.observed(1, "gpu", 2.0, 2.0)
+    assert [made.unit("gpu", trial) for trial in (0, 1)] == [4, 4]
+    assert made.speed(["gpu"]).seconds(0, 1 / 2) == 5
+
+
+def test_a_trial_that_moved_refines_the_curve():
+    made = model()
+    made.measured("a", "gpu", {1: 1.0, 2: 1.1}, {})
+    made.observed(0, "gpu", 1.0, 2.0)
+    made.observed(0, "gpu", 1 / 2, 2.6)  # 1.3 times as long, against 1.1 that were measured
+    assert made.curve("gpu", 0).sharing == pytest.approx((1, 1.2))
+    made.observed(0, "gpu", 1 / 2, 2.6)
+    assert made.curve("gpu", 0).sharing == pytest.approx((1, 1.2)), "one trial's comparison counts once"
+
+
+def test_where_nothing_is_known_of_sharing_four_trials_are_taken_for_four_times_as_slow():
+    made = model()
+    made.observed(0, "gpu", 1 / 4, 8.0)
+    assert made.unit("gpu", 0) == 2
+
+
+def test_units_that_took_no_time_and_trials_that_nobody_knows_are_passed_over():
+    made = model()
+    made.observed(0, "gpu", 1.0, 0.0)
+    made.observed(77, "gpu", 1.0, 5.0)
+    assert made.unit("gpu", 0) == 1
+
+
+def test_moving_costs_what_starting_and_stopping_were_seen_to_take():
+    made = model()
+    made.stopped(1.0)
+    assert made.speed(["gpu"]).moving == float("inf"), "nobody is moved before it was seen what starting costs"
+    made.started(2.0)
+    made.started(4.0)
+    assert made.speed(["gpu"]).moving == 4
+    made.started(-5.0)  # the first unit was quicker than the next: starting took nothing
+    assert made.speed(["gpu"]).moving == 3
+
+
+def test_a_new_config_begins_anew():
+    made = model()
+    made.observed(0, "gpu", 1.0, 4.0)
+    made.observed(1, "gpu", 1.0, 8.0)
+    made.know(0, "a")
+    assert made.unit("gpu", 0) == 6
+    made.measured("a", "gpu", {1: 1.0, 2: 1.1}, {})
+    made.observed(0, "gpu", 1 / 2, 99.0)
+    assert made.curve("gpu", 0).sharing == (1, 1.1), "what its last config took alone compares with nothing"
+
+
+def test_the_first_unit_after_a_start_compares_with_nothing():
+    made = model()
+    made.measured("a", "gpu", {1: 1.0, 2: 1.1}, {})
+    made.observed(0, "gpu", 1.0, 2.0)
+    made.observed(0, "gpu", 1 / 2, 9.0, compare=False)
+    assert made.curve("gpu", 0).sharing == (1, 1.1)
+    made.observed(1, "gpu", 1.0, 2.0, compare=False)
+    made.observed(1, "gpu", 1 / 2, 9.0)
+    assert made.curve("gpu", 0).sharing == (1, 1.1)
+
+
+def test_what_was_measured_on_one_device_type_says_nothing_of_another():
+    made = model()
+    made.measured("a", "h200", {1: 1.0, 2: 1.1}, {1: 1.0, 2: 0.5})
+    made.measured("a", "k80", {1: 4.0, 2: 6.0}, {})
+    speed = made.speed(["h200", "k80", "cpu"])
+    assert speed.types["h200"].curve(0) == Curve((1.0, 1.1), (1.0, 0.5))
+    assert speed.types["k80"].curve(0) == Curve((1.0, 1.5))
+    assert speed.types["cpu"].curve(0) == speed.curve(0) == Curve(), "nothing is assumed"
+    assert made.speed(["k80"]).types == {}
+    assert made.speed(["k80"]).curve(0) == Curve((1.0, 1.5))
+    assert made.known("a", "k80") == ({1: 1.0, 2: 1.5}, {})
+    assert made.known("a", "cpu") == ({}, {})
+
+
+def test_a_unit_takes_on_a_type_what_was_seen_there():
+    made = model()
+    made.know(9, "b")
+    made.observed(0, "h200", 1.0, 2.0)
+    made.observed(0, "k80", 1.0, 10.0)
+    made.observed(1, "k80", 1.0, 20.0)
+    types = made.speed(["h200", "k80", "cpu"]).types
+    assert [types["h200"].unit(trial) for trial in (0, 1, 9)] == [2, 2, 2]
+    assert [types["k80"].unit(trial) for trial in (0, 1, 2, 9)] == [10, 20, 15, 15]
+    assert types["cpu"].unit(0) == pytest.approx(32 / 3), "where nothing was seen, all the others are as good as any"
+
+
+def test_a_trial_that_moved_to_another_type_compares_with_nothing_there():
+    made = model()
+    for type in ("h200", "k80"):
+        made.measured("a", type, {1: 1.0, 2: 1.1}, {})
+    made.observed(0, "h200", 1.0, 2.0)
+    made.observed(0, "k80", 1 / 2, 20.0)
+    assert {made.curve(type, 0).sharing for type in ("h200", "k80")} == {(1, 1.1)}
+    made.observed(0, "k80", 1.0, 10.0)
+    made.observed(0, "k80", 1 / 3, 99.0)
+    made.observed(1, "k80", 1.0, 10.0)
+    made.observed(1, "k80", 1 / 2, 13.0)
+    assert made.curve("k80", 0).sharing == pytest.approx((1, 1.2))
+    assert made.curve("h200", 0).sharing == (1, 1.1)

@@ -1,0 +1,168 @@
+"""Which inputs a step that was made once may be given: nothing that changed since is read from when it was made."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.training.fused import compiled, speeding
+from penstock.training.fused.compiled import FastStep
+from penstock.training.fused.stacked import Unfusable
+from tests.tasks import Blobs
+from tests.training.together import Together, Trials
+
+
+class Plain(FastStep):
+    """As plain as can be: it stands for a compiled or a captured one."""
+
+    def __call__(self, inputs):
+        return self._train(*self._tensors(inputs))
+
+
+class Dropping(Blobs):
+    def model(self, config):
+        first, second = (nn.Dropout(rate) for rate in config["rates"])
+        return nn.Sequential(nn.Linear(6, 8), first, nn.ReLU(), second, nn.Linear(8, 2))
+
+
+def made(fused, kind=Plain):
+    """A step of a bundle, and what it was made for."""
+    fused._arrange()
+    trial = fused.trials[0]
+    batch = next(iter(trial.data.train.batches(trial.epoch, trial.place, trial.batch_size)))
+    inputs = fused._inputs(0, len(fused.trials), batch)
+    return kind(fused.recipe.way, trial.task, fused._stack.flats, inputs, True), inputs
+
+
+def test_a_rate_that_differs_takes_no_other_rates_place():
+    """One trial goes and another comes; before, the first rate differed, and now the second."""
+    trials = Trials(Dropping())
+    rates = ((0.5, 0.5), (0.1, 0.5), (0.5, 0.1))
+    one, other, third = (trials.make(n, {"lr": 0.1, "rates": pair}) for n, pair in enumerate(rates))
+    together = Together().enter(one, other).step()
+    step, inputs = made(together.fused)
+    assert step.takes(inputs)
+    together.leave(other)
+    together.enter(third)
+    assert not step.takes(made(together.fused)[1])
+
+
+def test_a_step_with_rates_that_differ_is_traced_as_it_is(monkeypatch):
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, given: graph)
+    monkeypatch.setattr(compiled, "_leave_alone", lambda graph: None)
+    trials = Trials(Dropping())
+    rates = ((0.5, 0.5), (0.1, 0.5))
+    fused = Together().enter(*(trials.make(n, {"lr": 0.1, "rates": pair}) for n, pair in enumerate(rates))).step().fused
+    step, inputs = made(fused, compiled.CompiledStep)
+    compiled.agree(step, inputs)
+
+
+class AtLeast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("least", torch.full((8,), -torch.inf))
+
+    def forward(self, x):
+        return torch.maximum(x, self.least)
+
+
+class Normal(Blobs):
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), AtLeast(), nn.ReLU(), nn.Linear(8, 2))
+
+    def optimizer(self, params, config):
+        return torch.optim.SGD(params, lr=config["lr"], momentum=0.9)
+
+
+def shrunk(inputs, losses):
+    inputs.rows[0][1] *= 0.99
+
+
+def unmoved(inputs, losses):
+    next(iter(inputs.state[0].values())).zero_()
+
+
+def unseen(inputs, losses):
+    inputs.buffers["1.running_mean"].zero_()
+
+
+def uncounted(inputs, losses):
+    inputs.buffers["1.num_batches_tracked"] -= 1
+
+
+def doubled(inputs, losses):
+    losses[:2] *= 2
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+@pytest.mark.parametrize("spoil", [None, shrunk, unmoved, unseen, uncounted, doubled])
+def test_a_step_that_does_anything_else_than_the_plain_one_is_refused(spoil, diverged):
+    class Spoilt(Plain):
+        def __call__(self, inputs):
+            losses = super().__call__(inputs)
+            if spoil is not None:
+                spoil(inputs, losses)
+            return losses
+
+    trials = Trials(Normal())
+    fused = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(3))).step().fused
+    step, inputs = made(fused, Spoilt)
+    if diverged:
+        inputs.rows[0][2] = torch.nan
+    if spoil is None:
+        compiled.agree(step, inputs)
+    else:
+        with pytest.raises(Unfusable, match="the compiled step differs from the plain one by"):
+            compiled.agree(step, inputs)
+
+
+def test_a_step_is_made_while_the_trials_device_is_the_current_one(monkeypatch):
+    """A graph that is recorded on another device is empty, and a bundle that replays it learns nothing."""
+    current, seen = [], []
+
+    @contextmanager
+    def device_of(tensor):
+        current.append(tensor.device)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(speeding, "CompiledStep", lambda *given: seen.extend(current) or Plain(*given))
+    trials = Trials(Blobs())
+    together = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).step()
+    together.fused.speeding.wanted = "compiled"
+    together.step()
+    assert seen == [torch.device("cpu")]
+    assert not current
+
+
+def test_nothing_is_captured_of_trials_on_a_cpu_whatever_other_devices_there_are(monkeypatch):
+    monkeypatch.setattr(speeding, "CapturedStep", None)
+    trials = Trials(Blobs())
+    together = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).step()
+    together.fused.speeding.wanted = "captured"
+    together.step()
+    assert not together.recipe.refusals
+    assert together.recipe.capturable
+
+
+@pytest.mark.parametrize(("value", "taken"), [(3, True), (4, False), (torch.zeros(1), False), ([3], False)])
+def test_a_number_that_a_batch_holds_beside_its_tensors_was_read_once(value, taken):
+    trials = Trials(Blobs())
+    fused = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).step().fused
+    step, inputs = made(fused)
+    inputs.batch = (*inputs.batch, 3)
+    step = Plain(step.way, step.task, step.flats, inputs, True)
+    inputs.batch = (*inputs.batch[:-1], value)
+    assert step.takes(inputs) is taken
+
+
+@pytest.mark.parametrize(
+    ("shape", "shared", "whole"),
+    [((16, 6), True, True), ((10, 16), True, False), ((2, 16, 6), False, True), ((2, 10, 16), False, False)],
+)
+def test_a_short_batch_of_as_many_features_as_a_full_one_has_rows_is_a_short_one(shape, shared, whole):
+    trials = Trials(Blobs())
+    fused = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).fused
+    assert fused._whole(0, 2, (torch.zeros(shape),), shared) is whole
