@@ -88,7 +88,7 @@ def halved(dir: str, sharing: str) -> Outcome:
         [[point["loss"] for point in trial.curve] for trial in result.trials],
         result.best.number,
         median(event.usage.device_seconds for event in reports[:TRIALS]),
-        next((event.scaling for event in events if isinstance(event, Measured) and event.scaling), {}),
+        next((event.table for event in events if isinstance(event, Measured) and event.kind == "scaling"), {}),
         sum((event.trial, event.attempt) in spread for event in reports),
     )
 

@@ -15,12 +15,26 @@ BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator, or the CPU, and what is known of it."""
+    """One accelerator, or the CPU, and what is known of it.
+
+    ``price`` is that of an hour, and ``market`` the one it is bought on, such as "spot"; None where nobody says.
+    """
 
     name: str
     type: str
     memory: int
     node: str = "local"
+    price: float | None = None
+    market: str | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """So many devices that could be used; of any ``type`` and ``market`` where these are None."""
+
+    count: int
+    type: str | None = None
+    market: str | None = None
 
 
 @dataclass(frozen=True)
@@ -28,7 +42,7 @@ class Placement:
     """One trial of a bundle: train it to ``budget`` units, beginning with ``state``.
 
     ``inherited``: the state is a donor's, or that of another config. ``share`` is how much of the bundle's devices the
-    trial is given.
+    trial is given. ``variant`` names its task, where a study has several.
     """
 
     trial: int
@@ -38,6 +52,7 @@ class Placement:
     state: StateRef | None = None
     inherited: bool = False
     share: float = 1.0
+    variant: str = ""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ class StartFrom(NamedTuple):
 class Member:
     """One trial of a group: train ``config`` until ``budget`` units in all, beginning with ``start_from``.
 
-    Of a group's members, those of a higher ``priority`` get devices first.
+    Of a group's members, those of a higher ``priority`` get devices first. ``variant`` names the task that it trains,
+    where a study has several.
     """
 
     trial: int
@@ -70,6 +71,14 @@ class Member:
     budget: int
     start_from: StartFrom | None = None
     priority: float = 0.0
+    variant: str = ""
+
+
+class Later(NamedTuple):
+    """A rung to come: so many of the trials of the rung before it, for so many units more each."""
+
+    trials: int
+    units: int
 
 
 @dataclass(frozen=True)
@@ -78,13 +87,15 @@ class TrialGroup:
 
     Groups of one name belong together: an algorithm may add members to a rung it has asked for before. Groups that run
     at once share the devices by ``weight``. Of an ``open`` group others follow as soon as one of its members is done:
-    what counts is how many are done in a time, and not when the last one is.
+    what counts is how many are done in a time, and not when the last one is. ``later`` are the rungs that follow once
+    all of the group's members are done, where they are known.
     """
 
     name: str
     members: tuple[Member, ...]
     weight: float = 1.0
     open: bool = False
+    later: tuple[Later, ...] = ()
 
 
 class Stage(NamedTuple):

@@ -29,12 +29,16 @@ def cluster(devices: int, memory: int = 80, node: int = 8) -> dict[str, Device]:
     return {f"gpu {i}": Device(f"gpu {i}", "simulated", memory, f"node {i // node}") for i in range(devices)}
 
 
-def empty(devices: Mapping[str, Device], weights: Mapping[str, float] | None = None) -> View:
-    return View(devices, {}, room(devices, []), weights or {})
+def empty(devices: Mapping[str, Device]) -> View:
+    return View(devices, {}, room(devices, []))
 
 
-def demands(trials: Sequence[SimulatedTrial]) -> list[Demand]:
-    return [Demand(i, t.group, t.units, i, t.priority, t.bytes) for i, t in enumerate(trials)]
+def demands(trials: Sequence[SimulatedTrial], weights: Mapping[str, float] | None = None) -> list[Demand]:
+    weights = weights or {}
+    return [
+        Demand(i, t.group, t.units, i, t.priority, weights.get(t.group, 1.0), t.bytes, signature="alike")
+        for i, t in enumerate(trials)
+    ]
 
 
 def simulate(
@@ -54,7 +58,7 @@ def simulate(
         check(view, waiting, speed, made)
         return made
 
-    made = course(checked, empty(cards, weights), demands(trials), speed)
+    made = course(checked, empty(cards), demands(trials, weights), speed)
     assert not made.waiting, f"{made.waiting} wait for ever"
     return made
 

@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from penstock.errors import StudyError
-from penstock.trial import Member, Report, Stage, TrialGroup, score
+from penstock.trial import Later, Member, Report, Stage, TrialGroup, score
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -100,8 +100,10 @@ class Granting(Algorithm):
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def _grant(self, name: str, members: Iterable[Member], *, open: bool = False) -> TrialGroup:
-        group = TrialGroup(name, tuple(members), open=open)
+    def _grant(
+        self, name: str, members: Iterable[Member], *, open: bool = False, later: tuple[Later, ...] = ()
+    ) -> TrialGroup:
+        group = TrialGroup(name, tuple(members), open=open, later=later)
         self._granted.update((member.trial, member.budget) for member in group.members)
         return group
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil, isfinite
 from typing import TYPE_CHECKING
 
 from penstock.algorithms.base import Granting, check_count
 from penstock.errors import StudyError
 from penstock.seeds import key
-from penstock.trial import Config, Member, Report, Stage, StartFrom, TrialGroup
+from penstock.trial import Config, Later, Member, Report, Stage, StartFrom, TrialGroup
 
 if TYPE_CHECKING:
     from penstock.algorithms.sampling import Search
@@ -63,7 +64,9 @@ class PBT(Granting):
         if not members:
             return []
         self._configs = {member.trial: member.config for member in members}
-        return [self._grant(f"generation {self._generation}", members)]
+        budgets = [stage.budget for stage in self.stages()]
+        later = tuple(Later(self.population, b - a) for a, b in pairwise(budgets) if a >= self._budget)
+        return [self._grant(f"generation {self._generation}", members, later=later)]
 
     def _take(self, report: Report) -> None:
         self._reports.append(report)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import isfinite
 from typing import TYPE_CHECKING
 
 from penstock.algorithms.base import Granting, check_count, needed_trials
 from penstock.errors import StudyError
-from penstock.trial import Config, Member, Report, Stage, StartFrom, TrialGroup
+from penstock.trial import Config, Later, Member, Report, Stage, StartFrom, TrialGroup
 
 if TYPE_CHECKING:
     from penstock.algorithms.sampling import Search
@@ -50,6 +50,12 @@ class Bracket:
     def reached(self) -> int:
         """The budget of the rung before."""
         return self._stages[self._rung - 1].budget
+
+    @property
+    def later(self) -> tuple[Later, ...]:
+        """The rungs after this one."""
+        rungs = self._stages[self._rung :]
+        return tuple(Later(after.trials, after.budget - before.budget) for before, after in pairwise(rungs))
 
     def take(self, number: int, score: float) -> list[int]:
         """Take a trial's score at this rung's budget; gives the trials that it makes certain to go no further."""
@@ -121,7 +127,7 @@ class Halving(Rungs):
                 continue
             if members := [*self._promotions(bracket), *self._draws(bracket)]:
                 bracket.running += len(members)
-                groups.append(self._grant(bracket.name, members))
+                groups.append(self._grant(bracket.name, members, later=bracket.later))
             if self.search.learns:
                 break
         return groups

@@ -112,10 +112,10 @@ def _profile(study: Study, executor: Executor, config: Config) -> Scaling:
     found = _measure(executor, bundle)
     shelf = Shelf(Profiles.open(study.dir / "profiles.jsonl"), fingerprint(study.task))
     shelf.put(found, there[names[0]])
-    again = Shelf(Profiles.open(shelf.profiles.path), shelf.task).get(found.signature, there[names[0]])
-    kept = None if again is None or again.scaling != found.scaling else shelf.profiles.path
-    curve, cut = measured({}, found.scaling)
-    seconds = found.scaling if len(found.scaling) > 1 else {}  # of a trial that cannot be spread, none was timed
+    again = Shelf(Profiles.open(shelf.profiles.path), shelf.task).get(found.signature, there[names[0]], "scaling")
+    kept = None if again is None or again.table != found.table else shelf.profiles.path
+    curve, cut = measured({}, found.table)
+    seconds = found.table if len(found.table) > 1 else {}  # of a trial that cannot be spread, none was timed
     cut += _doubts(seconds)
     return Scaling(name, config, type, seconds, curve.widest, "; ".join((found.reason, *cut)), kept)
 

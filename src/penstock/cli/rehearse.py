@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.engine.fusing import kind
 from penstock.executors.simulated.settings import Simulated
 from penstock.speed.curve import Curve, measured
-from penstock.speed.profiles import Profile, Profiles
+from penstock.speed.profiles import Profiles
 from penstock.tabulated import TabulatedTask
 from penstock.task import FunctionTask, fingerprint
 
@@ -31,17 +31,24 @@ def rehearsal(study: Study, devices: int) -> tuple[Simulated, str]:
     here, path = find_devices()[0], study.dir / "profiles.jsonl"
     found = Profiles.open(path).of(fingerprint(study.task), kind(here))
     cluster = Simulated(devices, memory=here.memory)
-    curves = {(one.signature, cluster.type): measured(one.seconds, one.scaling)[0] for one in found}
-    return Simulated(devices, memory=here.memory, curves=curves), _said(here, path, found, list(curves.values()))
+    tables = {(one.signature, one.kind): one.table for one in found}
+    signatures = {one.signature for one in found if one.kind in ("sharing", "scaling")}
+    curves = {
+        (signature, cluster.type): measured(
+            tables.get((signature, "sharing"), {}), tables.get((signature, "scaling"), {})
+        )[0]
+        for signature in sorted(signatures)
+    }
+    return Simulated(devices, memory=here.memory, curves=curves), _said(here, path, list(curves.values()))
 
 
-def _said(here: Device, path: Path, found: list[Profile], curves: list[Curve]) -> str:
-    if not found:
+def _said(here: Device, path: Path, curves: list[Curve]) -> str:
+    if not curves:
         return (
             f"Simulated: {path} has nothing that was measured of this task on this machine's {here.type}, so {NOBODY}. "
             "To measure it, run the study here first, without --on simulated."
         )
-    models = f"{len(found)} kinds of trial" if len(found) > 1 else "1 kind of trial"
+    models = f"{len(curves)} kinds of trial" if len(curves) > 1 else "1 kind of trial"
     most, widest = max(curve.most for curve in curves), max(curve.widest for curve in curves)
     trials = "1 trial" if most == 1 else f"{most} trials"
     spread = "1 device" if widest == 1 else f"{widest} devices"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from penstock.bundle import Device, Measured
 from penstock.engine.fusing import kind
 from penstock.speed.model import UNKNOWN, Speed, SpeedModel
-from penstock.speed.profiles import Profile, Profiles
+from penstock.speed.profiles import Kind, Profile, Profiles
 
 
 @dataclass(frozen=True)
@@ -19,34 +19,25 @@ class Shelf:
     profiles: Profiles
     task: str
 
-    def get(self, signature: str, device: Device) -> Profile | None:
+    def get(self, signature: str, device: Device, what: Kind) -> Profile | None:
         """What was measured last on a device of its kind."""
-        return self.profiles.get(self.task, kind(device), signature)
+        return self.profiles.get(self.task, kind(device), signature, what)
 
     def put(self, event: Measured, device: Device) -> None:
-        """Keep what a worker found out; of several devices, beside what is known of sharing one."""
-        known = self.get(event.signature, device)
-        if known is not None and known.seconds and not event.seconds:
-            self.profiles.put(replace(known, scaling=event.scaling))
-            return
-        what = (event.signature, event.way, event.size, event.seconds, event.bytes, event.reason, event.scaling)
-        self.profiles.put(Profile(self.task, kind(device), *what))
+        """Keep what a worker found out."""
+        what = (event.signature, event.kind, event.table, event.size, event.way, event.reason)
+        if event.table:
+            self.profiles.put(Profile(self.task, kind(device), *what))
 
     def refine(self, model: SpeedModel, signature: str, device: Device) -> None:
         """Keep what became of a measurement by what was seen since."""
-        profile = self.get(signature, device)
-        unit = None if profile is None else profile.seconds.get(1, profile.scaling.get(1))
-        if profile is None or unit is None:
-            return
         sharing, scaling = model.known(signature, device.type)
-        new = replace(
-            profile,
-            seconds={count: unit * t for count, t in sharing.items()} or profile.seconds,
-            scaling={count: unit * t for count, t in scaling.items()},
-            moving=model.moving if math.isfinite(model.moving) else profile.moving,
-        )
-        if new != profile:
-            self.profiles.put(new)
+        found: tuple[tuple[Kind, dict[int, float]], ...] = (("sharing", sharing), ("scaling", scaling))
+        for what, times in found:
+            if times and (profile := self.get(signature, device, what)) is not None and 1 in profile.table:
+                self.profiles.put(replace(profile, table={n: profile.table[1] * t for n, t in times.items()}))
+        if math.isfinite(model.moving):
+            self.profiles.put(Profile(self.task, kind(device), signature, "moving", {0: model.moving}))
 
 
 @dataclass
@@ -101,10 +92,13 @@ class Pace:
             if self.model is None or self.shelf is None or (signature, type) in self._recalled:
                 continue
             self._recalled.add((signature, type))
-            if (profile := self.shelf.get(signature, device)) is not None:
-                self.model.measured(signature, type, profile.seconds, profile.scaling)
-                if profile.moving is not None:
-                    self.model.started(profile.moving)
+            tables = {}
+            for what in ("sharing", "scaling", "moving"):
+                profile = self.shelf.get(signature, device, what)
+                tables[what] = {} if profile is None else profile.table
+            self.model.measured(signature, type, tables["sharing"], tables["scaling"])
+            if tables["moving"]:
+                self.model.started(tables["moving"][0])
 
     def pays(self, trial: int) -> int:
         """The most devices that pay for a trial, of any type there is: one, where that was not measured."""
@@ -141,7 +135,10 @@ class Pace:
             self.shelf.put(event, device)
         if self.model is None:
             return []
-        return self.model.measured(event.signature, device.type, event.seconds, event.scaling)
+        sharing, scaling = self.model.known(event.signature, device.type)
+        if event.kind == "sharing":
+            return self.model.measured(event.signature, device.type, event.table, scaling)
+        return self.model.measured(event.signature, device.type, sharing, event.table)
 
     def keep(self) -> None:
         """Keep what was learnt for the next study."""

@@ -199,7 +199,7 @@ class Engine:
 
     def _measured(self, event: Measured) -> None:
         """A worker knows what sharing a device costs the trials of a signature: bundles that are too large shrink."""
-        fusing = None if event.scaling else self.fusing  # what several devices give is not about sharing one
+        fusing = None if event.kind == "scaling" else self.fusing  # what several devices give is not about sharing one
         if fusing is None:
             said = self.placing.pace.measured(event)
             event = replace(event, reason="; ".join((event.reason, *said)))

@@ -142,30 +142,18 @@ class Fusing:
         if measured.way == "solo" and measured.size == 1:
             self._say(measured.reason)
             self._new.clear()  # it is in the log as measured
-        if measured.seconds:
-            known = self.profiles.get(self.task, self.devices[device], measured.signature)
-            self.profiles.put(
-                Profile(
-                    self.task,
-                    self.devices[device],
-                    measured.signature,
-                    measured.way,
-                    measured.size,
-                    measured.seconds,
-                    measured.bytes,
-                    measured.reason,
-                    {} if known is None else known.scaling,
-                )
-            )
+        if measured.table:
+            what = (measured.kind, measured.table, measured.size, measured.way, measured.reason)
+            self.profiles.put(Profile(self.task, self.devices[device], measured.signature, *what))
 
     def splits(self, signature: str, device: str, trials: int, parts: int) -> bool:
         """Whether a step of ``trials`` takes much longer than one of a part of them, as far as that was measured."""
         known = self._found(signature, device) or self._profile(signature, device)
-        if known is None or not known.seconds:
+        if known is None or not known.table:
             return False
         fewer = -(-trials // parts)
-        whole = min((t for count, t in known.seconds.items() if count >= trials), default=max(known.seconds.values()))
-        part = min((t for count, t in known.seconds.items() if count >= fewer), default=whole)
+        whole = min((t for count, t in known.table.items() if count >= trials), default=max(known.table.values()))
+        part = min((t for count, t in known.table.items() if count >= fewer), default=whole)
         return part < (1 - GAIN) * whole
 
     def alike(self, device: str) -> list[str]:
@@ -176,8 +164,7 @@ class Fusing:
         return self._measured.get((signature, self.devices[device]))
 
     def _profile(self, signature: str, device: str) -> Profile | None:
-        found = self.profiles.get(self.task, self.devices[device], signature)
-        return found if found is not None and found.seconds else None  # one may be of several devices alone
+        return self.profiles.get(self.task, self.devices[device], signature, "sharing")
 
     def _say(self, reason: str) -> None:
         """Once for each reason: trials that train solo cost more than the user may expect."""

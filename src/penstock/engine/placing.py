@@ -8,7 +8,7 @@ processes where not; a whole device is solo, several are distributed. On executo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from penstock.bundle import Bundle, BundleMode, Description, Device, Placement
 from penstock.engine.clocking import Pace
@@ -108,6 +108,7 @@ class Placing:
             units,
             self.asked,
             record.priority,
+            self.history.weights.get(record.group, 1.0),
             open=record.open and moved is None,
             type="" if moved is None or moved.devices[0] not in self.devices else self.devices[moved.devices[0]].type,
         )
@@ -141,7 +142,7 @@ class Placing:
         self.pace.look(devices)
         if self.fusing is not None:
             self.fusing.look(devices.values())
-        self.log(events.Devices({name: device.type for name, device in devices.items()}, self.clock()))
+        self.log(events.Devices(tuple(asdict(device) for device in devices.values()), self.clock()))
         for name in devices:
             self.on.setdefault(name, {})
         for name in self.on:
@@ -312,7 +313,7 @@ class Placing:
             return
         fusing.describe([self.history.trials[trial] for trial in self.waiting])
         for reason in fusing.refusals():
-            self.log(events.Measured("", "", "solo", 1, {}, None, reason, self.clock()))
+            self.log(events.Measured("", "", "sharing", {}, 1, reason, "solo", self.clock()))
         destined = self.spreading.destined
         waiting = [self._candidate(demand, fusing) for trial, demand in self.waiting.items() if trial not in destined]
         for gathering in grouping.group(devices, running, waiting, fusing.limit):
@@ -403,7 +404,7 @@ class Placing:
 
     def view(self) -> View:
         """What a scheduler is shown."""
-        return View(self.devices, _Holdings(self), self._room, self.history.weights)
+        return View(self.devices, _Holdings(self), self._room)
 
     def hold(self, trial: int, assignment: Assignment) -> None:
         """A trial has these devices from now on."""

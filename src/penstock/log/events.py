@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock.errors import LogError
 from penstock.trial import StateRef, Usage, plain
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Asked:
     priority: float = 0.0
     weight: float = 1.0
     open: bool = False
+    variant: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,34 +66,37 @@ class Placed:
     state: StateRef | None
     clock: float
     share: float = 1.0
+    variant: str = ""
 
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices there are from now on, by name and type."""
+    """The devices there are from now on, each with all that is known of it: the fields of ``bundle.Device``."""
 
-    types: dict[str, str]
+    devices: tuple[dict[str, Any], ...]
     clock: float
+
+
+Kind = Literal["sharing", "scaling"]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a worker found out about training a signature's trials together: which way, how many at once, and why.
+    """What a worker found out about a signature's trials on its device: seconds by count, and the count that is best.
 
-    ``seconds`` are those of one step of the whole bundle by its size, ``bytes`` its memory as first + second × size,
-    ``scaling`` the seconds of one step of a trial by the number of its devices, where that was tried. The ``clock`` is
-    the study's, which a worker does not know.
+    The ``table`` of "sharing" has the seconds of one step of a whole bundle by the number of its trials, that of
+    "scaling" the seconds of one step of one trial by the number of its devices; it is empty where nothing was timed.
+    ``way`` is how the step is computed, such as "native". The ``clock`` is the study's, which a worker does not know.
     """
 
     signature: str
     device: str
-    way: str
+    kind: Kind
+    table: dict[int, float]
     size: int
-    seconds: dict[int, float]
-    bytes: tuple[int, int] | None
     reason: str
+    way: str = ""
     clock: float = 0.0
-    scaling: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -175,14 +179,24 @@ def decode(line: str, number: int) -> Event:
         body["state"] = StateRef(**body["state"])
     if "usage" in body:
         body["usage"] = Usage(**body["usage"])
-    for name in ("seconds", "scaling"):
-        if name in body:
-            body[name] = {int(size): seconds for size, seconds in body[name].items()}
-    for name in ("devices", "trials", "start_from", "bytes"):
+    _from_version_1(body, kind)
+    if "table" in body:
+        body["table"] = {int(count): seconds for count, seconds in body["table"].items()}
+    for name in ("devices", "trials", "start_from"):
         if body.get(name) is not None:
             body[name] = tuple(body[name])
     event: Event = kind(**body)
     return event
+
+
+def _from_version_1(body: dict[str, Any], kind: type) -> None:
+    """Change a line of the log's first version to what this one would have written."""
+    if kind is Devices and "types" in body:
+        body["devices"] = [{"name": name, "type": type} for name, type in body.pop("types").items()]
+    elif kind is Measured and "seconds" in body:
+        sharing, scaling = body.pop("seconds"), body.pop("scaling", {})
+        body.pop("bytes", None)
+        body |= {"kind": "scaling" if scaling and not sharing else "sharing", "table": sharing or scaling}
 
 
 def read(path: Path) -> Iterator[Event]:

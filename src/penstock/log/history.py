@@ -80,7 +80,7 @@ class History:
         self.weights: dict[str, float] = {}  # of groups, where they are not 1
         self.mode_of: dict[int, str] = {}  # the mode that each trial was last placed in
         self.types: dict[str, str] = {}  # of devices
-        self.measured: dict[tuple[str, str], Measured] = {}  # what was found out, by signature and device type
+        self.measured: dict[tuple[str, str, str], Measured] = {}  # by signature, device type and kind
         self.donors: Counter[str] = Counter()  # files that a trial still waits to begin from
         self.released: set[str] = set()  # files that were donors until the last line, for whoever deletes states
 
@@ -116,9 +116,10 @@ class History:
             self._mark(record, "running")
             self.mode_of[event.trial] = event.mode
         elif isinstance(event, Measured):
-            self.measured[event.signature or event.reason, self.types.get(event.device, event.device)] = event
+            type = self.types.get(event.device, event.device)
+            self.measured[event.signature or event.reason, type, event.kind] = event
         elif isinstance(event, Devices):
-            self.types.update(event.types)
+            self.types.update({device["name"]: device["type"] for device in event.devices})
         elif isinstance(event, Reported):
             self._reported(event)
         elif isinstance(event, Saved):

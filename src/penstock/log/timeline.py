@@ -129,9 +129,10 @@ def available(events: Iterable[Event]) -> dict[str, list[Span]]:
         now = max(now, getattr(event, "clock", 0.0))
         if isinstance(event, Devices):
             told = True
-            for device in [device for device in since if device not in event.types]:
+            there = [one["name"] for one in event.devices]
+            for device in [device for device in since if device not in there]:
                 spans[device].append((since.pop(device), event.clock))
-            for device in event.types:
+            for device in there:
                 spans.setdefault(device, [])
                 since.setdefault(device, event.clock)
         elif isinstance(event, Placed) and not told:

@@ -174,7 +174,7 @@ class Progress:
         if not counts.fused:
             return ""
         said = "fused" if counts.fused == counts.placed else f"{counts.fused} of {counts.placed} fused"
-        most = max((one.size for one in history.measured.values()), default=1)
+        most = max((one.size for one in history.measured.values() if one.kind == "sharing"), default=1)
         return said if most == 1 else f"{said}, up to {min(most, max(self.trials or 0, len(history.trials)))} together"
 
     # Plain lines

@@ -87,7 +87,7 @@ def study_facts(study: Path, history: History) -> dict[str, Any]:
         "state_bytes": _state_bytes(study, history),
         "model": str(study / "best.pt") if (study / "best.pt").is_file() else None,
         "modes": dict(Counter(history.mode_of.values())),
-        "measured": [{**vars(one), "type": type} for (_, type), one in history.measured.items()],
+        "measured": [{**vars(one), "type": type} for (_, type, _), one in history.measured.items()],
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import islice
 
@@ -71,7 +71,7 @@ def _part(view: View, type: str, speed: Speed) -> _Part:
         for trial, one in running.items()
     )
     largest = max(device.memory for device in devices.values())
-    return _Part(type, View(devices, running, room, view.weights), speed, largest, load)
+    return _Part(type, replace(view, devices=devices, running=running, room=room), speed, largest, load)
 
 
 def _deal(parts: Sequence[_Part], view: View, demands: Collection[Demand]) -> None:

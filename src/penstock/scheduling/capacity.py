@@ -140,11 +140,12 @@ class Part:
 def divide(view: View, demands: Collection[Demand]) -> list[Part]:
     """Divide the room among the groups that wait, so that with what they have they come near their weights' due.
 
-    A due is a number of devices, by largest remainder. Groups of which no weight is said are scheduled as one, so that
-    all of them end soonest; each counts as 1. So are groups that are due less than a device: they could not share it
+    A due is a number of devices, by largest remainder. Groups whose weight is 1 are scheduled as one, so that all of
+    them end soonest; each counts as 1. So are groups that are due less than a device: they could not share it
     otherwise. Room on devices that others are on goes to the first.
     """
-    if not view.weights:
+    said = {demand.group: demand.weight for demand in demands if demand.weight != 1}
+    if not said:
         return [Part(list(demands), None, dict(view.room))]
     groups = dict.fromkeys(demand.group for demand in demands)
     if len(groups) == 1:
@@ -152,10 +153,12 @@ def divide(view: View, demands: Collection[Demand]) -> list[Part]:
     used: defaultdict[str, float] = defaultdict(float)
     for holding in view.running.values():
         used[holding.demand.group] += holding.assignment.share
-    weights = {name: max(0.0, view.weights.get(name, 1.0)) for name in (*groups, *sorted(used))}
+        if holding.demand.weight != 1:
+            said[holding.demand.group] = holding.demand.weight
+    weights = {name: max(0.0, said.get(name, 1.0)) for name in (*groups, *sorted(used))}
     total = sum(weights.values()) or 1.0
     small = {name for name, weight in weights.items() if weight * len(view.devices) < total}
-    small |= weights.keys() - view.weights.keys()
+    small |= weights.keys() - said.keys()
     parts: dict[str | None, list[Demand]] = {}
     for demand in demands:
         parts.setdefault(None if demand.group in small else demand.group, []).append(demand)

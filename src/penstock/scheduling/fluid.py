@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, View
 from penstock.scheduling.by_type import by_type
@@ -37,7 +37,7 @@ def dynamic_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list
     running = _by_group(holding.demand for _, holding in sorted(view.running.items()))
     waiting = _by_group(demands)
     most: dict[int, float] = {}
-    dues = _dues(view, {**waiting, **running})
+    dues = _dues(view, {**running, **waiting})
     for name in waiting.keys() & running.keys():
         most |= _shares([*waiting[name], *running[name]], dues[name], speed)
     return _arrive(view, demands, speed, most)
@@ -133,5 +133,5 @@ def _by_group(demands: Iterable[Demand]) -> dict[str, list[Demand]]:
     return groups
 
 
-def _dues(view: View, groups: Iterable[str]) -> dict[str, int]:
-    return largest_remainder(len(view.devices), {name: view.weights.get(name, 1.0) for name in groups})
+def _dues(view: View, groups: Mapping[str, Sequence[Demand]]) -> dict[str, int]:
+    return largest_remainder(len(view.devices), {name: ours[0].weight for name, ours in groups.items()})

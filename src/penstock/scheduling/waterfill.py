@@ -203,7 +203,7 @@ def _of(view: View, part: Part) -> View:
     left = everywhere(view)
     devices = {name: device for name, device in view.devices.items() if name in names}
     room = {name: Room(0.0, 0) if name in others else left[name] for name in devices} | part.room
-    return View(devices, running, room, view.weights)
+    return replace(view, devices=devices, running=running, room=room)
 
 
 def _with(view: View, made: Sequence[Assignment], demands: Collection[Demand]) -> View:

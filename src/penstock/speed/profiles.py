@@ -1,8 +1,9 @@
 """What was measured, kept for the next study on the same task and kind of device.
 
-One file of JSON lines that several studies may write at once: a line is appended in one ``write``, and of two for the
-same thing the last counts. It is only a cache. A line that is torn, damaged or unlike a profile is passed over, and a
-file that cannot be read or written costs a study nothing but measuring again.
+One file of JSON lines that several processes may append to at once: a line is one measurement, appended in one
+``write``. Measurements of several kinds lie side by side, and of two of one kind the last counts. The file is only a
+cache: a line that is torn, damaged or unlike a profile is passed over, and a file that cannot be read or written costs
+a study nothing but measuring again.
 """
 
 from __future__ import annotations
@@ -13,32 +14,40 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 LINES = 1000  # a longer file is rewritten when it is opened, with the newest half of that at most
+
+Kind = Literal["sharing", "scaling", "unit", "moving"]
+"""What a table counts.
+
+- "sharing": seconds of one step of a whole bundle, by the number of its trials; 1 is a trial that runs solo.
+- "scaling": seconds of one step of one trial, by the number of its devices.
+- "unit": seconds of a unit of a trial alone on a device, by the count 1.
+- "moving": seconds that a trial takes to start (0) and to stop (1).
+"""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What training a signature's trials together on a kind of device was measured to cost.
+    """One measurement of a signature's trials on a kind of device: numbers by count.
 
     ``device`` names all that the times depend on besides the task, such as the accelerator and torch's version; whoever
-    measures makes it up, and here it is only compared.
+    measures makes it up, and here it is only compared. ``size`` is the count that was chosen, 0 where none was;
+    ``reason`` says why in a sentence that a user understands, and ``way`` how the step was computed.
     """
 
     task: str
     device: str
     signature: str
-    way: str  # "native", "general" or "solo"
-    size: int  # the bundle size chosen
-    seconds: dict[int, float]  # of one training step of the whole bundle, by bundle size; 1 is a trial that runs solo
-    bytes: tuple[int, int] | None  # memory at size F is about first + second × F
-    reason: str  # why this size and way, in a sentence that a user understands
-    scaling: dict[int, float] = field(default_factory=dict)  # of one step of one trial, by the number of its devices
-    moving: float | None = None  # seconds that it takes to stop a trial and start it elsewhere
+    kind: Kind
+    table: dict[int, float]
+    size: int = 0
+    way: str = ""
+    reason: str = ""
 
 
-Key = tuple[str, str, str]
+Key = tuple[str, str, str, str]
 
 
 @dataclass
@@ -64,16 +73,18 @@ class Profiles:
                 profiles._rewrite()
         return profiles
 
-    def get(self, task: str, device: str, signature: str) -> Profile | None:
+    def get(self, task: str, device: str, signature: str, kind: Kind) -> Profile | None:
         """What was measured last, if anything was."""
-        return self._known.get((task, device, signature))
+        return self._known.get((task, device, signature, kind))
 
     def of(self, task: str, device: str) -> list[Profile]:
-        """What was measured last of each of a task's signatures on a kind of device."""
+        """What was measured last of a task on a kind of device: a profile for each signature and kind."""
         return [one for one in self._known.values() if (one.task, one.device) == (task, device)]
 
     def put(self, profile: Profile) -> None:
         """Keep a profile: for this study in any case, and for the next where the file can be written."""
+        if self._known.get(_key(profile)) == profile:
+            return
         self._take(profile)
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,9 +97,8 @@ class Profiles:
                 os.close(file)
 
     def _take(self, profile: Profile) -> None:
-        key = (profile.task, profile.device, profile.signature)
-        self._known.pop(key, None)  # so that the dict goes from old to new
-        self._known[key] = profile
+        self._known.pop(_key(profile), None)  # so that the dict goes from old to new
+        self._known[_key(profile)] = profile
 
     def _rewrite(self) -> None:
         new = self.path.with_name(f"{self.path.name}.{os.getpid()}")
@@ -99,26 +109,24 @@ class Profiles:
             new.unlink(missing_ok=True)
 
 
+def _key(profile: Profile) -> Key:
+    return profile.task, profile.device, profile.signature, profile.kind
+
+
 def _encode(profile: Profile) -> bytes:
     body = asdict(profile)
-    for name in ("seconds", "scaling"):
-        body[name] = {str(count): float(t) for count, t in body[name].items()}
+    body["table"] = {str(count): float(number) for count, number in profile.table.items()}
     return json.dumps(body, separators=(",", ":")).encode() + b"\n"
 
 
 def _decode(line: bytes) -> Profile | None:
     try:
         body: Any = json.loads(line)
-        seconds = {int(size): float(t) for size, t in body.pop("seconds").items()}
-        scaling = {int(count): float(t) for count, t in body.pop("scaling", {}).items()}
-        memory = body.pop("bytes")
-        if memory is not None:
-            first, second = map(int, memory)
-            memory = (first, second)
-        profile = Profile(**body, seconds=seconds, bytes=memory, scaling=scaling)
+        table = {int(count): float(number) for count, number in body.pop("table").items()}
+        profile = Profile(**body, table=table)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     texts = (profile.task, profile.device, profile.signature, profile.way, profile.reason)
-    whole = type(profile.size) is int and profile.size >= 1 and all(isinstance(text, str) for text in texts)
-    moving = profile.moving is None or (isinstance(profile.moving, int | float) and 0 <= profile.moving < math.inf)
-    return profile if whole and moving else None
+    whole = type(profile.size) is int and profile.size >= 0 and all(isinstance(text, str) for text in texts)
+    known = profile.kind in get_args(Kind) and all(0 <= number < math.inf for number in table.values())
+    return profile if whole and known and table else None

@@ -396,4 +396,4 @@ class SimulatedExecutor(Executor):
         signature = member.source.signature
         if signature and (signature, device.type) not in self._told:
             self._told.add((signature, device.type))
-            self._events.append(measured(member, signature, device.name))
+            self._events += measured(member, signature, device.name)

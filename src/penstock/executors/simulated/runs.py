@@ -247,9 +247,12 @@ def _turns(member: Member) -> float:
     return sum(curves[signature].at(1 / count) for signature, count in counts.items())
 
 
-def measured(member: Member, signature: str, device: str) -> Measured:
+def measured(member: Member, signature: str, device: str) -> list[Measured]:
     """What sharing and spreading cost a trial in truth."""
     curve, unit = member.curve, member.source.seconds() / member.run.speed
-    seconds = {p: unit * curve.at(1 / p) for p in doublings(curve.most)}
+    sharing = {p: unit * curve.at(1 / p) for p in doublings(curve.most)}
     scaling = {w: unit * curve.at(w) for w in doublings(curve.widest)}
-    return Measured(signature, device, "simulated", curve.most, seconds, None, "simulated", scaling=scaling)
+    return [
+        Measured(signature, device, "sharing", sharing, curve.most, "simulated", "simulated"),
+        Measured(signature, device, "scaling", scaling, curve.widest, "simulated", "simulated"),
+    ]

@@ -97,7 +97,7 @@ def course(scheduler: Scheduler, view: View, demands: Collection[Demand], speed:
         running = {trial: _seen(run, now) for trial, run in runs.items()}
         left = {name: one for name, one in room.items() if one.share > FULL}
         leaving = []
-        for one in scheduler(View(view.devices, running, left, view.weights), waiting.values(), speed):
+        for one in scheduler(replace(view, running=running, room=left), waiting.values(), speed):
             if one.trial in runs:
                 leaving.append(one.trial)
             elif _fits(one, waiting[one.trial], room):

@@ -80,7 +80,7 @@ class FusedRun(Run):
                     return
                 except Torn as error:
                     recipe.size = max(1, len(self.members) // 2)
-                    yield self._told(recipe.size, {}, None, _why_halved(error, recipe.size))
+                    yield self._told(recipe.size, {}, _why_halved(error, recipe.size))
                     if len(self.members) == 1:
                         yield from self._give_up(error, died=True)
                     yield from self._send_back()
@@ -151,7 +151,7 @@ class FusedRun(Run):
         if not there or member.training.step != (0 if p.state is None else p.state.step):
             yield failed(p, error)
             return
-        yield self._told(there, {}, None, _no_memory(there))
+        yield self._told(there, {}, _no_memory(there))
         yield Stopped(p.trial, p.attempt, p.state)
 
     def _stop(self, member: Member) -> Stopped:
@@ -163,7 +163,7 @@ class FusedRun(Run):
         return Stopped(member.placement.trial, member.placement.attempt, member.state)
 
     def _dissolve(self, reason: str) -> Events:
-        yield Measured(self.bundle.signature, self.worker.device, "solo", 1, {}, None, reason)
+        yield Measured(self.bundle.signature, self.worker.device, "sharing", {}, 1, reason, "solo")
         for member in list(self.members):
             if member.reported:
                 yield self._stop(member)
@@ -255,14 +255,14 @@ class FusedRun(Run):
         if self.measuring is not None and self.measuring.done:
             found, self.measuring = self.measuring, None
             recipe.size = max(2, found.size)
-            yield self._told(found.size, found.seconds, found.slope, found.reason(self._way()))
+            yield self._told(found.size, found.seconds, found.reason(self._way()))
         elif recipe.size is not None and (recipe.size != size or recipe.told != (self._way(), recipe.alone)):
             reason = recipe.reason or self.bundle.reason
             if recipe.size != size:
                 reason = _no_memory(recipe.size)
-            yield self._told(recipe.size, {}, None, reason)
+            yield self._told(recipe.size, {}, reason)
 
-    def _told(self, size: int, seconds: Any, bytes: Any, reason: str) -> Measured:
+    def _told(self, size: int, seconds: dict[int, float], reason: str) -> Measured:
         recipe = self.fused.recipe
         recipe.reason = reason
         if recipe.refusals:
@@ -270,7 +270,7 @@ class FusedRun(Run):
         if recipe.alone is not None:
             reason += f"; measured one by one, because of {recipe.alone}"
         recipe.told = (self._way(), recipe.alone)
-        return Measured(self.bundle.signature, self.worker.device, self._way(), size, dict(seconds), bytes, reason)
+        return Measured(self.bundle.signature, self.worker.device, "sharing", dict(seconds), size, reason, self._way())
 
     def _way(self) -> str:
         way = self.fused.recipe.way

@@ -188,7 +188,14 @@ class GangRun(OneTrial):
         return time.perf_counter()
 
     def _measured(self, scaling: dict[int, float], reason: str) -> Measured:
-        return Measured(self.bundle.signature, self.worker.device, "distributed", 1, {}, None, reason, scaling=scaling)
+        return Measured(
+            self.bundle.signature,
+            self.worker.device,
+            "scaling",
+            scaling,
+            min(scaling, key=lambda w: (scaling[w], w)),
+            reason,
+        )
 
 
 def _said(count: int, seconds: float) -> str:
