@@ -47,7 +47,7 @@ import penstock as ps
 from bench.images import Images, Row, row
 from bench.nodes import placement
 from bench.resizing import resize
-from penstock.executors import ray as rays
+from penstock.executors.ray import executor as rays
 from penstock.executors.ray.executor import RayExecutor
 from penstock.log.events import Measured, Placed, Reported, read
 from penstock.speed.curve import Curve

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock import profiling
 from penstock.bundle import Device, Job
+from penstock.cli import profile as profiling
 from penstock.cli.app import app
 from penstock.cli.loading import load
 from penstock.engine.clocking import Shelf

@@ -17,9 +17,9 @@ import penstock as ps
 from penstock.bundle import Description, Device, Failed, Measured, Placement
 from penstock.engine.fusing import ALL_UNLIKE, LARGEST, UNKNOWN, Fusing
 from penstock.engine.placing import Place, Placing
-from penstock.executors import processes
 from penstock.executors.base import DeviceAdded, DeviceLost
 from penstock.executors.local import LocalExecutor
+from penstock.executors.processes import executor as processes
 from penstock.log import events
 from penstock.log.events import Asked, Dropped, Placed, Reported, read
 from penstock.log.history import History, TrialRecord

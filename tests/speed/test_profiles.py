@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -329,6 +330,7 @@ def test_a_long_file_that_cannot_be_rewritten_is_read(tmp_path, monkeypatch):
 APPEND = """
 import sys
 from dataclasses import replace
+from pathlib import Path
 from penstock.speed.profiles import Profiles
 from tests.speed.test_profiles import PROFILE
 profiles = Profiles.open("p")
@@ -340,7 +342,7 @@ for i in range(300):
 
 
 def test_two_processes_append_at_once(tmp_path):
-    env = os.environ | {"PYTHONPATH": os.path.dirname(os.path.dirname(__file__))}
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     both = [
         subprocess.Popen(
             [sys.executable, "-c", APPEND, name],

@@ -19,9 +19,10 @@ import pytest
 
 import penstock as ps
 from penstock.bundle import Bundle, Failed, Finished, Job, Placement, Stopped
-from penstock.executors import ray as rays
-from penstock.executors import ray_cluster, ray_slot
 from penstock.executors.base import DeviceLost
+from penstock.executors.ray import cluster as ray_cluster
+from penstock.executors.ray import executor as rays
+from penstock.executors.ray import slot as ray_slot
 from penstock.executors.ray.cluster import parse
 from penstock.executors.ray.executor import RayExecutor
 from penstock.executors.ray.studies import Studies

@@ -10,10 +10,10 @@ import pytest
 
 import penstock as ps
 from penstock.bundle import Bundle, Device, Failed, Finished, Job, Placement, Stopped
-from penstock.executors import ray as rays
-from penstock.executors import ray_scaling
 from penstock.executors.base import DeviceAdded, DeviceLost
 from penstock.executors.local import LocalExecutor
+from penstock.executors.ray import executor as rays
+from penstock.executors.ray import scaling as ray_scaling
 from penstock.executors.ray.cluster import MARKET, NAMESPACE, NodeFacts, Offer
 from penstock.executors.ray.executor import RayExecutor
 from penstock.executors.ray.scaling import Growth, NodeType, Scaling, order

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.executors import ray_studies
+from penstock.executors.ray import studies as ray_studies
 from penstock.executors.ray.studies import Studies, shares
 
 
