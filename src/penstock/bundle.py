@@ -17,7 +17,8 @@ BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
 class Device:
     """One accelerator, or the CPU, and what is known of it.
 
-    ``price`` is that of an hour, and ``market`` the one it is bought on, such as "spot"; None where nobody says.
+    ``price`` is that of an hour, and ``market`` the one it is bought on, such as "spot". ``threads`` is how many a
+    worker on a CPU computes with. None where nobody says.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Device:
     node: str = "local"
     price: float | None = None
     market: str | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from penstock.bundle import Job
 from penstock.engine.clocking import Pace, Shelf
 from penstock.engine.decisions import Decider, replay
 from penstock.engine.engine import Engine, Limits
-from penstock.engine.fusing import Fusing
 from penstock.errors import StudyError
 from penstock.executors.base import Executor
 from penstock.executors.ray.cluster import is_ray
@@ -35,6 +34,7 @@ from penstock.scheduling.base import Scheduler
 from penstock.scheduling.fifo import fifo
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
 from penstock.scheduling.growing import FIRST, First, Growing
+from penstock.scheduling.sharded import sharded
 from penstock.scheduling.waterfill import waterfill
 from penstock.space import Space
 from penstock.speed.model import SpeedModel
@@ -226,8 +226,8 @@ class Study:
                     schedule,
                     states=states,
                     limits=limits,
-                    fusing=self._fusing(executor, sharing, scheduler, log.dir),
-                    pace=self._pace(executor, sharing, log.dir),
+                    pace=self._pace(executor, sharing, scheduler, log.dir),
+                    spreads=self._spreads(executor, sharing),
                     growing=grows,
                     shards=shards(self.task),
                 )
@@ -334,15 +334,13 @@ class Study:
             raise StudyError('weight= is a study\'s part of a Ray cluster: it goes with on="ray".')
         if (ray or (workers or 1) > 1) and self.states is not None and self.states.startswith("memory:"):
             raise StudyError(f"Expected a place that all workers reach, got states={self.states!r}: use workers=1.")
-        return SCHEDULERS[scheduler]
+        return sharded if shards(self.task) > 1 else SCHEDULERS[scheduler]
 
     def _check_shards(self, on: str | Simulated, sharing: str, count: int, workers: int | None, *, ray: bool) -> None:
         what = f"{task_name(self.task)} has shards = {count}, so that each trial trains on {count} devices"
-        if isinstance(on, Simulated):
-            raise StudyError(f"{what}, and a simulated cluster has none: run it on real ones.")
         if sharing in ("solo", "fused"):
             raise StudyError(f"{what}, got sharing={sharing!r}: leave it out.")
-        if workers is None and not ray:
+        if workers is None and not ray and not isinstance(on, Simulated):
             raise StudyError(f"{what}, and without workers= there is one: use workers={count} or more.")
         if workers is not None and workers < count:
             raise StudyError(f"{what}, got workers={workers}: use workers={count} or more.")
@@ -367,21 +365,18 @@ class Study:
 
         return ProcessExecutor(job, workers)
 
-    def _fusing(self, executor: Executor, sharing: str, scheduler: str, dir: Path) -> Fusing | None:
+    def _pace(self, executor: Executor, sharing: str, scheduler: str, dir: Path) -> Pace:
+        """What is learnt of the trials' speed; where trials share devices, as far as that pays."""
         alone = sharing in ("solo", "distributed") or scheduler == "fifo" or isinstance(self.task, FunctionTask)
-        alone = alone or shards(self.task) > 1
-        if alone or executor.virtual:
-            return None
-        return Fusing(executor, _profiles(dir), fingerprint(self.task), forced=sharing == "fused")
+        if alone or shards(self.task) > 1 or "fused" not in executor.modes:
+            model = SpeedModel("never")
+        else:
+            model = SpeedModel("forced" if sharing == "fused" else "measured")
+        return Pace(model, Shelf(Profiles.open(dir.parent / "profiles.jsonl"), fingerprint(self.task)))
 
-    def _pace(self, executor: Executor, sharing: str, dir: Path) -> Pace | None:
-        """Where trials can have any share, what each costs is learnt."""
-        if "distributed" not in executor.modes or not (executor.virtual or sharing in ("auto", "distributed")):
-            return None
-        if shards(self.task) > 1:
-            return None  # it has no choice
-        shared = executor.virtual and sharing not in ("solo", "distributed")  # for real, fusing decides that
-        return Pace(SpeedModel(shared=shared), Shelf(_profiles(dir), fingerprint(self.task)))
+    def _spreads(self, executor: Executor, sharing: str) -> bool:
+        """Whether one trial may have several devices."""
+        return "distributed" in executor.modes and sharing in ("auto", "distributed") and shards(self.task) == 1
 
     @contextmanager
     def _progress(self, wanted: bool | None) -> Iterator[Callable[[History], None] | None]:
@@ -452,7 +447,3 @@ def _growing(first: str, mixed: bool) -> Growing:
     if not isinstance(mixed, bool):
         raise StudyError(f"mixed_types must be True or False, got {mixed!r}.")
     return Growing(cast(First, first), mixed)
-
-
-def _profiles(dir: Path) -> Profiles:
-    return Profiles.open(dir.parent / "profiles.jsonl")

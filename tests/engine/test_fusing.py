@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from penstock.engine.fusing import ALL_UNLIKE, LARGEST, UNKNOWN, Fusing
 from torch import nn
 
 import penstock as ps
 from penstock.bundle import Description, Device, Failed, Measured, Placement
-from penstock.engine.fusing import ALL_UNLIKE, LARGEST, UNKNOWN, Fusing
 from penstock.engine.placing import Place, Placing
 from penstock.executors.base import DeviceAdded, DeviceLost
 from penstock.executors.local import LocalExecutor

@@ -111,7 +111,7 @@ def _profile(study: Study, executor: Executor, config: Config) -> Scaling:
     bundle = Bundle("profile", names, placed, "distributed", description.signature, reason=why, measure=True)
     found = _measure(executor, bundle)
     shelf = Shelf(Profiles.open(study.dir / "profiles.jsonl"), fingerprint(study.task))
-    shelf.put(found, there[names[0]])
+    shelf.measured(found, there[names[0]])
     again = Shelf(Profiles.open(shelf.profiles.path), shelf.task).get(found.signature, there[names[0]], "scaling")
     kept = None if again is None or again.table != found.table else shelf.profiles.path
     curve, cut = measured({}, found.table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.engine.fusing import kind
+from penstock.engine.clocking import device_kind
 from penstock.executors.simulated.settings import Simulated
 from penstock.speed.curve import Curve, measured
 from penstock.speed.profiles import Profiles
@@ -29,7 +29,7 @@ def rehearsal(study: Study, devices: int) -> tuple[Simulated, str]:
     from penstock.executors.local import find_devices
 
     here, path = find_devices()[0], study.dir / "profiles.jsonl"
-    found = Profiles.open(path).of(fingerprint(study.task), kind(here))
+    found = Profiles.open(path).of(fingerprint(study.task), device_kind(here))
     cluster = Simulated(devices, memory=here.memory)
     tables = {(one.signature, one.kind): one.table for one in found}
     signatures = {one.signature for one in found if one.kind in ("sharing", "scaling")}

@@ -1,43 +1,51 @@
-"""How fast trials go: what reports tell the speed model, by the study's clock."""
+"""How fast trials go by the study's clock: what reports tell the speed model, and what is kept for the next study."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
 
+from penstock import __version__
 from penstock.bundle import Device, Measured
-from penstock.engine.fusing import kind
-from penstock.speed.model import UNKNOWN, Speed, SpeedModel
+from penstock.speed.model import Speed, SpeedModel
 from penstock.speed.profiles import Kind, Profile, Profiles
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """The profiles of one task."""
+    """The profiles of one task: the one memory of what was measured."""
 
     profiles: Profiles
     task: str
 
-    def get(self, signature: str, device: Device, what: Kind) -> Profile | None:
+    def get(self, signature: str, device: Device, kind: Kind) -> Profile | None:
         """What was measured last on a device of its kind."""
-        return self.profiles.get(self.task, kind(device), signature, what)
+        return self.profiles.get(self.task, device_kind(device), signature, kind)
 
-    def put(self, event: Measured, device: Device) -> None:
+    def put(self, signature: str, device: Device, kind: Kind, table: Mapping[int, float]) -> None:
+        """Keep numbers, with the words that a measurement came with, where there was one."""
+        before = self.get(signature, device, kind) or Profile(self.task, device_kind(device), signature, kind, {})
+        self.profiles.put(replace(before, table=dict(table)))
+
+    def measured(self, event: Measured, device: Device) -> None:
         """Keep what a worker found out."""
-        what = (event.signature, event.kind, event.table, event.size, event.way, event.reason)
         if event.table:
-            self.profiles.put(Profile(self.task, kind(device), *what))
+            what = (event.signature, event.kind, event.table, event.size, event.way, event.reason)
+            self.profiles.put(Profile(self.task, device_kind(device), *what))
 
-    def refine(self, model: SpeedModel, signature: str, device: Device) -> None:
-        """Keep what became of a measurement by what was seen since."""
-        sharing, scaling = model.known(signature, device.type)
-        found: tuple[tuple[Kind, dict[int, float]], ...] = (("sharing", sharing), ("scaling", scaling))
-        for what, times in found:
-            if times and (profile := self.get(signature, device, what)) is not None and 1 in profile.table:
-                self.profiles.put(replace(profile, table={n: profile.table[1] * t for n, t in times.items()}))
-        if math.isfinite(model.moving):
-            self.profiles.put(Profile(self.task, kind(device), signature, "moving", {0: model.moving}))
+
+def device_kind(device: Device) -> str:
+    """All that a step's time depends on besides the task. Memory is none of it: what fits is asked where it is used."""
+    threads = "" if device.threads is None else f", {device.threads} threads"
+    return f"{device.type}{threads}, torch {_torch()}, penstock {__version__}"
+
+
+@cache
+def _torch() -> str:
+    return version("torch")
 
 
 @dataclass
@@ -46,112 +54,104 @@ class _Going:
     since: float  # the clock at its last report, or when it was placed
     first: float | None = None  # seconds of the unit that began with starting it
     begun: bool = False
-    alike: bool = True  # nobody came or left since
+    alike: bool = True  # no trial came or left since
 
 
 class Pace:
-    """Times the units of running trials. Without a ``model`` nothing is learnt, and nothing is assumed.
-
-    ``shelf`` is where measurements are kept between studies.
-    """
+    """Times the units of running trials for a ``model``; ``shelf`` keeps measurements between studies."""
 
     def __init__(self, model: SpeedModel | None = None, shelf: Shelf | None = None) -> None:
-        self.model, self.shelf = model, shelf
+        self.model, self.shelf = model or SpeedModel(), shelf
         self._going: dict[int, _Going] = {}
-        self._signatures: set[str] = set()
+        self._signatures: dict[int, str] = {}  # of trials, as the model was told
         self._devices: dict[str, Device] = {}  # lost ones too: what was measured there may still be told
         self._types: dict[str, Device] = {}  # the first device of each type that there is
         self._recalled: set[tuple[str, str]] = set()  # signatures and types
-
-    @property
-    def learns(self) -> bool:
-        return self.model is not None
 
     def look(self, devices: Mapping[str, Device]) -> None:
         """These devices there are; of those of a new type something may be known from an earlier study."""
         self._devices.update(devices)
         self._types = {device.type: device for device in reversed(list(devices.values()))}
-        for signature in sorted(self._signatures):
+        for signature in sorted(set(self._signatures.values())):
             self._recall(signature)
+
+    def alike(self, device: str) -> list[str]:
+        """The devices that what was measured on this one holds for."""
+        return [name for name, other in self._devices.items() if other.type == self._devices[device].type]
 
     def speed(self) -> Speed:
         """What a scheduler is given."""
-        return UNKNOWN if self.model is None else self.model.speed(self._types)
+        return self.model.speed(self._types)
 
     def know(self, trial: int, signature: str) -> None:
         """A trial is of a signature, of which something may be known from an earlier study."""
-        if self.model is None:
-            return
+        self._signatures[trial] = signature
         self.model.know(trial, signature)
-        if signature not in self._signatures:
-            self._signatures.add(signature)
-            self._recall(signature)
+        self._recall(signature)
 
     def _recall(self, signature: str) -> None:
+        if self.shelf is None or not signature:
+            return
         for type, device in self._types.items():
-            if self.model is None or self.shelf is None or (signature, type) in self._recalled:
+            if (signature, type) in self._recalled:
                 continue
             self._recalled.add((signature, type))
-            tables = {}
-            for what in ("sharing", "scaling", "moving"):
-                profile = self.shelf.get(signature, device, what)
-                tables[what] = {} if profile is None else profile.table
-            self.model.measured(signature, type, tables["sharing"], tables["scaling"])
-            if tables["moving"]:
-                self.model.started(tables["moving"][0])
+            if (sharing := self.shelf.get(signature, device, "sharing")) is not None:
+                self.model.shared(signature, type, sharing.table, sharing.size)
+            if (scaling := self.shelf.get(signature, device, "scaling")) is not None:
+                self.model.spread(signature, type, scaling.table)
+            if (unit := self.shelf.get(signature, device, "unit")) is not None:
+                self.model.recall(signature, type, unit.table[1])
+            if (moving := self.shelf.get(signature, device, "moving")) is not None:
+                self.model.started(moving.table[0])
+                self.model.stopped(moving.table[1])
 
-    def pays(self, trial: int) -> int:
-        """The most devices that pay for a trial, of any type there is: one, where that was not measured."""
-        if self.model is None:
-            return 1
-        return max((self.model.curve(type, trial).widest for type in self._types), default=1)
+    def size(self, signature: str, device: str) -> int | None:
+        """The most trials of a bundle on a device, or None where the bundle is to measure that."""
+        return self.model.size(signature, self._devices[device].type)
 
-    def outlasts(self, trial: int, units: float, share: float, coming: float) -> bool:
-        """Whether a trial trains on, at its share, for longer than a device takes to come and the trial to move there.
-
-        Nothing is given up on an assumption: where no unit was timed yet, it does.
-        """
-        if self.model is None or not self.model.timed:
-            return True
-        left = units * min(self.model.unit(t, trial) * self.model.curve(t, trial).at(share) for t in self._types)
-        return left > coming + (self.model.moving if math.isfinite(self.model.moving) else 0.0)
-
-    def widest(self, trial: int, device: str) -> int:
-        """The most devices that pay for a trial, of the type of this one."""
-        return 1 if self.model is None else self.model.curve(self._devices[device].type, trial).widest
-
-    def unmeasured(self, signature: str, type: str, count: int) -> bool:
-        """Whether it is to be found out what so many devices give a signature: where the last doubling tried paid."""
-        if self.model is None:
-            return False
-        scaling = self.model.known(signature, type)[1]
-        most = max(scaling, default=0)
-        return most == 0 or (1 < most <= count / 2 and min(scaling, key=lambda w: (scaling[w], w)) == most)
+    def reason(self, signature: str, device: str) -> str:
+        """Where a bundle's size comes from, for a person."""
+        if self.model.sharing == "forced":
+            return 'asked for by sharing="fused"'
+        known = None if self.shelf is None else self.shelf.get(signature, self._devices[device], "sharing")
+        return "" if known is None else f"measured before: {known.reason.removeprefix('measured before: ')}"
 
     def measured(self, event: Measured) -> list[str]:
-        """A worker measured what sharing and spreading cost on its device; gives what was smoothed or cut."""
+        """A worker measured what sharing or spreading costs on its device; gives what was smoothed or cut."""
         device = self._devices[event.device]
         if self.shelf is not None:
-            self.shelf.put(event, device)
-        if self.model is None:
-            return []
-        sharing, scaling = self.model.known(event.signature, device.type)
-        if event.kind == "sharing":
-            return self.model.measured(event.signature, device.type, event.table, scaling)
-        return self.model.measured(event.signature, device.type, sharing, event.table)
+            self.shelf.measured(event, device)
+        if event.kind == "scaling":
+            return self.model.spread(event.signature, device.type, event.table)
+        return self.model.shared(event.signature, device.type, event.table, event.size)
 
     def keep(self) -> None:
         """Keep what was learnt for the next study."""
-        if self.model is not None and self.shelf is not None:
-            for signature in sorted(self._signatures):
-                for device in {kind(one): one for one in self._devices.values()}.values():
-                    self.shelf.refine(self.model, signature, device)
+        if self.shelf is None:
+            return
+        for signature in sorted(set(self._signatures.values()) - {""}):
+            for device in {device_kind(one): one for one in self._devices.values()}.values():
+                self._keep(self.shelf, signature, device)
+
+    def _keep(self, shelf: Shelf, signature: str, device: Device) -> None:
+        sharing, scaling = self.model.known(signature, device.type)
+        found: tuple[tuple[Kind, dict[int, float]], ...] = (("sharing", sharing), ("scaling", scaling))
+        for kind, times in found:
+            if times and (before := shelf.get(signature, device, kind)) is not None and 1 in before.table:
+                shelf.put(signature, device, kind, {count: before.table[1] * t for count, t in times.items()})
+        if (unit := self.model.mean(signature, device.type)) is not None:
+            shelf.put(signature, device, "unit", {1: unit})
+            if math.isfinite(self.model.moving):
+                stop = self.model.moving - self.model.start
+                shelf.put(signature, device, "moving", {0: self.model.start, 1: stop})
+
+    # What happens, by the clock
 
     def entered(self, trial: int, device: str, together: Collection[int], clock: float) -> None:
         """A trial has come into a bundle on a device, or on several of its type."""
-        if self.model is not None:
-            self._going[trial] = _Going(self._devices[device].type, clock)
-            self._mixed(together, clock)
+        self._going[trial] = _Going(self._devices[device].type, clock)
+        self._mixed(together, clock)
 
     def unlike(self, trial: int) -> None:
         """What a trial's next unit takes says nothing of those that follow."""
@@ -160,14 +160,13 @@ class Pace:
 
     def left(self, trial: int, together: Collection[int], clock: float) -> None:
         """A trial has left its bundle, and the others are among themselves."""
-        if self.model is not None:
-            self._going.pop(trial, None)
-            self._mixed(together, clock)
+        self._going.pop(trial, None)
+        self._mixed(together, clock)
 
     def reported(self, trial: int, share: float, clock: float, *, unlike: bool = False) -> None:
         """A trial has reported a unit that it trained at a share; beside ``unlike`` trials that refines no curve."""
         going = self._going.get(trial)
-        if going is None or self.model is None:
+        if going is None:
             return
         seconds, going.since = clock - going.since, clock
         if not going.begun:
@@ -185,7 +184,7 @@ class Pace:
     def done(self, trial: int, share: float, clock: float) -> float:
         """The part of a unit that a trial should have trained since its last report; a half where nothing is known."""
         going = self._going.get(trial)
-        if going is None or self.model is None:
+        if going is None:
             return 0.5
         seconds = clock - going.since - (0.0 if going.begun else self.model.start)
         unit = self.model.unit(going.type, trial) * self.model.curve(going.type, trial).at(share)
@@ -194,7 +193,7 @@ class Pace:
     def stopped(self, trial: int, clock: float) -> None:
         """A trial was made to leave; its last report was the boundary."""
         going = self._going.get(trial)
-        if going is not None and self.model is not None and going.begun:
+        if going is not None and going.begun:
             self.model.stopped(clock - going.since)
 
     def _mixed(self, together: Collection[int], clock: float) -> None:

@@ -15,7 +15,7 @@ from penstock.algorithms.sampling import Search
 from penstock.errors import StudyError
 from penstock.log.events import Asked, Dropped, Event, Failed, Opened, Reported, Wrote
 from penstock.log.history import History
-from penstock.trial import Report, plain
+from penstock.trial import Later, Report, plain
 
 
 class Decider:
@@ -24,6 +24,7 @@ class Decider:
     def __init__(self, algorithm: Algorithm, search: Search) -> None:
         self.algorithm, self.search = algorithm, search
         self._wrote: list[Event] = []
+        self._later: dict[str, tuple[Later, ...]] = {}  # the rungs that follow groups
         search.write = self._wrote.append
         algorithm.begin(search)
 
@@ -38,10 +39,17 @@ class Decider:
         dropped = self.algorithm.drops()
         return self._ask([Dropped(tuple(dropped))] if dropped else [])
 
+    def later(self, group: str) -> tuple[Later, ...]:
+        """The rungs that follow a group once all of its members are done, as far as they are known."""
+        return self._later.get(group, ())
+
     def _ask(self, events: list[Event]) -> list[Event]:
         groups = self.algorithm.ask()
+        self._later.update({group.name: group.later for group in groups if group.later})
         asked = [
-            Asked(m.trial, m.config, m.budget, group.name, m.start_from, m.priority, group.weight, group.open)
+            Asked(
+                m.trial, m.config, m.budget, group.name, m.start_from, m.priority, group.weight, group.open, m.variant
+            )
             for group in groups
             for m in group.members
         ]

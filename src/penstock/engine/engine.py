@@ -1,29 +1,30 @@
 """The engine: carries an algorithm's trial groups to an executor and its reports back, by way of the log.
 
-One loop: place what the scheduler assigns, wait for events, and for each event in turn: log it, apply it, tell the
-algorithm, log what it wants next. Everything above the executor happens here, in one thread and in one order.
+It takes a batch of events and says what it wants next; whoever drives it waits. For each event in turn: log it, apply
+it, tell the algorithm, log what it wants next. Everything above the executor happens here, in one thread and in one
+order. It owns neither the loop nor the executor, so that one driver may run several studies.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.bundle import Failed, Finished, Measured, Parted, Saved, Stopped
 from penstock.engine.clocking import Pace
+from penstock.engine.collecting import Collecting
 from penstock.engine.decisions import Decider, told
-from penstock.engine.fusing import Fusing
 from penstock.engine.placing import Placing
 from penstock.errors import PenstockError, StudyError, TaskError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.log import events
 from penstock.log.events import Event, Log
 from penstock.log.history import History, TrialRecord
-from penstock.log.states import States, needed
+from penstock.log.states import States
 from penstock.scheduling.base import Scheduler
 from penstock.scheduling.growing import Growing
-from penstock.trial import Config, Report, StateRef, Usage, score
+from penstock.trial import Config, Report, Usage, score
 
 DRY = 3  # configs that are tried before the task is said to be at fault
 RETRIES = 3  # of a trial whose worker died, before it is given up
@@ -39,8 +40,16 @@ class Limits:
     target: float | None = None
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What an engine wants next: events, within so many seconds (None: whenever they come); or to end, for a reason."""
+
+    within: float | None = None
+    end: str | None = None
+
+
 class Engine:
-    """Runs one study from where its history stands until it is done, or a limit, or an interrupt."""
+    """One study, from where its history stands until it is done, or a limit, or an interrupt."""
 
     def __init__(
         self,
@@ -52,33 +61,32 @@ class Engine:
         *,
         states: States,
         limits: Limits,
-        fusing: Fusing | None = None,
         pace: Pace | None = None,
+        spreads: bool = False,
         growing: Growing | None = None,
         shards: int = 1,
         watch: Callable[[History], None] | None = None,
     ) -> None:
         self.log, self.history, self.decider = log, history, decider
-        self.executor, self.limits = executor, limits
-        self.states, self.fusing, self.watch = states, fusing, watch
+        self.executor, self.limits, self.watch = executor, limits, watch
+        self.collecting = Collecting(history, states, log)
         self.placing = Placing(
             executor,
             history,
             schedule,
             self._log,
             self.clock,
-            self._intact,
-            fusing=fusing,
+            self.collecting.intact,
             pace=pace,
+            spreads=spreads,
             growing=growing,
             shards=shards,
+            later=decider.later,
         )
         self.used = history.clock  # seconds, by earlier drivers
         self.interrupted = False
-        self.ending = False
-        self.files: dict[int, set[str]] = {}  # the states there are that are still needed
-        self.needless: set[str] = set()
-        self.successors: set[str] = set()  # the states that took their place
+        self._ending: str | None = None  # the reason, once every trial was told to leave
+        self._grace = 0.0  # the executor's clock at which a trial that has not left is left behind
 
     def interrupt(self) -> None:
         """Stop at the next boundary, with every state saved; may be called from a signal handler."""
@@ -90,68 +98,84 @@ class Engine:
         return self.used + self.executor.now()
 
     def run(self, opened: events.Opened, pending: list[Event]) -> str:
-        """Take up the study, with the decisions that are pending, and go on to its end; gives the reason of that.
-
-        One dry batch comes first: a task that cannot train leaves nothing in the log.
-        """
-        waiting = [e.config for e in pending if isinstance(e, events.Asked)]
-        if not self.history.units and waiting:
-            self._dry_batch(opened, waiting[:DRY])
-        self._log(opened)
-        self.placing.look()
-        self._find_files()
-        for record in self.history.trials:
-            if record.status == "waiting":
-                self.placing.queue(record)
+        """Take up the study, with the decisions that are pending, and go on to its end; gives the reason of that."""
+        self.check(opened, pending)
         reason = "failed"
         try:
-            for event in pending:
-                self._log(event)
-            reason = self._loop()
-            if self.placing.running:
-                self._stop_all(reason)
+            self.open(opened, pending)
+            while (wanted := self.next()).end is None:
+                self.take(self.executor.wait(wanted.within))
+            reason = wanted.end
         except KeyboardInterrupt:
             reason = "interrupted"
             raise
         finally:
-            self._log(events.Ended(reason, self.clock()))
-            self.log.sync()
-            self._delete()
-            self.placing.pace.keep()
+            self.close(reason)
         return reason
 
-    def _loop(self) -> str:
-        while True:
-            if self.interrupted:
-                return "interrupted"
-            if self._target_reached():
-                return "target"
-            left = None if self.limits.deadline is None else self.limits.deadline - self.clock()
-            if left is not None and left <= 0:
-                return "deadline"
-            self.placing.place()
-            if not self.placing.running and not self.placing.waiting:
-                return "done"
-            self._delete()
-            reasons_to_look = [left]
-            if not self.executor.virtual:  # by the machine's clock, no step of a virtual one is too long to wait
-                reasons_to_look += [self.log.tick(), None if self.watch is None else WATCH]
-            for event in self.executor.wait(min((s for s in reasons_to_look if s is not None), default=None)):
-                self._take(event)
-            if self.watch is not None:
-                self.history.clock = self.clock()
-                self.watch(self.history)
+    # What a driver calls
 
-    def _stop_all(self, reason: str) -> None:
-        self.ending = True
-        self.placing.stop()
-        end = self.executor.now() + GRACE
-        while self.placing.running:
-            left = end - self.executor.now() if reason == "deadline" else None
-            if left is not None and left <= 0:
-                return  # a function between two reports: its last report stands
-            for event in self.executor.wait(left):
-                self._take(event)
+    def check(self, opened: events.Opened, pending: Sequence[Event]) -> None:
+        """One dry batch before a study's first line: a task that cannot train leaves nothing in the log."""
+        waiting = [e.config for e in pending if isinstance(e, events.Asked)]
+        if not self.history.units and waiting:
+            self._dry_batch(opened, waiting[:DRY])
+
+    def open(self, opened: events.Opened, pending: Iterable[Event]) -> None:
+        """Take up the study, with the decisions that are pending."""
+        self._log(opened)
+        self.placing.look()
+        self.collecting.find()
+        for record in self.history.trials:
+            if record.status == "waiting":
+                self.placing.ask(record)
+        for event in pending:
+            self._log(event)
+
+    def next(self) -> Wanted:
+        """Place what can be placed, and say what is wanted next. At an end, every trial is made to leave first."""
+        if self._ending is None:
+            reason = self._reason()
+            if reason is None:
+                self.placing.place()
+                if not self.placing.running and not self.placing.waiting:
+                    reason = "done"
+            if reason is not None:
+                self._ending, self._grace = reason, self.executor.now() + GRACE
+                self.placing.bundling.stop()
+        if self._ending is not None:
+            left = self._grace - self.executor.now() if self._ending == "deadline" else None
+            over = left is not None and left <= 0  # a function between two reports: its last report stands
+            return Wanted(left, self._ending if over or not self.placing.running else None)
+        self.collecting.delete()
+        reasons_to_look = [None if self.limits.deadline is None else self.limits.deadline - self.clock()]
+        if not self.executor.virtual:  # by the machine's clock, no step of a virtual one is too long to wait
+            reasons_to_look += [self.log.tick(), None if self.watch is None else WATCH]
+        return Wanted(min((s for s in reasons_to_look if s is not None), default=None))
+
+    def take(self, batch: Sequence[ExecutorEvent]) -> None:
+        """Log and apply what an executor says, in its order."""
+        for event in batch:
+            self._take(event)
+        if self.watch is not None and self._ending is None:
+            self.history.clock = self.clock()
+            self.watch(self.history)
+
+    def close(self, reason: str) -> None:
+        """Lay the study down."""
+        self._log(events.Ended(reason, self.clock()))
+        self.log.sync()
+        self.collecting.delete()
+        self.placing.pace.keep()
+
+    def _reason(self) -> str | None:
+        if self.interrupted:
+            return "interrupted"
+        if self._target_reached():
+            return "target"
+        if self.limits.deadline is not None and self.limits.deadline <= self.clock():
+            return "deadline"
+        return None
 
     # What comes up
 
@@ -163,10 +187,11 @@ class Engine:
             self.placing.look()
             return
         if isinstance(event, Measured):
-            self._measured(event)
+            said = self.placing.measured(event)
+            self._log(replace(event, clock=self.clock(), reason="; ".join((event.reason, *said))))
             return
         if isinstance(event, Parted):
-            self.placing.spreading.parted(event)
+            self.placing.elastic.parted(event)
             return
         place = self.placing.running.get(event.trial)
         if place is None or place.members[event.trial].attempt != event.attempt:
@@ -174,10 +199,8 @@ class Engine:
         record = self.history.trials[event.trial]
         if isinstance(event, Report):
             if event.unit > record.reported:
-                self.placing.acquit(event.trial)
-            if self.fusing is None or len(place.members) == 1:
-                unlike = place.mode == "processes"
-                self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=unlike)
+                self.placing.suspects.acquit(event.trial)
+            self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=place.mode == "processes")
             self._report(record, event)
         elif isinstance(event, Saved):
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
@@ -188,27 +211,14 @@ class Engine:
             self.placing.left(event.trial)
             if event.state is not None and event.state not in (record.state, record.start):
                 self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
-            if not self.ending:  # its bundle was too large, or it is to have other devices
-                self.placing.queue(record, moved=place)
+            if self._ending is None:  # its bundle was too large, or it is to have other devices
+                self.placing.ask(record, moved=place)
         elif event.unwritten:
             raise StudyError(event.error)
         else:
             own = self.placing.blames(event.trial, died=event.died)
             self.placing.left(event.trial)
             self._fail(record, event, own)
-
-    def _measured(self, event: Measured) -> None:
-        """A worker knows what sharing a device costs the trials of a signature: bundles that are too large shrink."""
-        fusing = None if event.kind == "scaling" else self.fusing  # what several devices give is not about sharing one
-        if fusing is None:
-            said = self.placing.pace.measured(event)
-            event = replace(event, reason="; ".join((event.reason, *said)))
-        self._log(replace(event, clock=self.clock()))
-        if fusing is None:
-            self.placing.spreading.settle(event.signature)
-            return
-        fusing.take(event, event.device)
-        self.placing.shrink(event.signature, event.size, fusing.alike(event.device))
 
     def _report(self, record: TrialRecord, report: Report) -> None:
         metric = self.history.metric
@@ -226,7 +236,7 @@ class Engine:
 
     def _finish(self, record: TrialRecord, budget: int) -> None:
         if record.status == "waiting":
-            self.placing.queue(record)  # asked for again while it was leaving
+            self.placing.ask(record)  # asked for again while it was leaving
         elif record.reported >= budget:
             return
         elif not record.curve:
@@ -245,7 +255,7 @@ class Engine:
             error = f"{error}, and so did {RETRIES} retries"
         self._log(events.Failed(record.number, event.attempt, error, final, self.clock(), own))
         if not final:
-            self.placing.queue(record)
+            self.placing.ask(record)
 
     # The log, and what follows from a line of it
 
@@ -257,22 +267,20 @@ class Engine:
         self.history.apply(event)
         self.decider.search.apply(event)
         if isinstance(event, events.Asked):
-            self.placing.queue(self.history.trials[event.trial])
-            self._collect(event.trial)
+            self.placing.ask(self.history.trials[event.trial])
+            self.collecting.look(event.trial)
         elif isinstance(event, events.Reported | events.Saved) and event.state is not None:
-            self.files.setdefault(event.trial, set()).add(event.state.file)
-            self._collect(event.trial)
+            self.collecting.add(event.trial, event.state)
         elif isinstance(event, events.Dropped):
             for number in event.trials:
-                self._collect(number)
+                self.collecting.look(number)
         elif isinstance(event, events.Failed) and event.final:
-            self._collect(event.trial)
+            self.collecting.look(event.trial)
         if best is not self.history.best and best is not None:
-            self._collect(best.number)
+            self.collecting.look(best.number)
         if settled is not self.history.settled and settled is not None:
-            self._collect(settled.number)
-        while self.history.released:
-            self._collect(_owner(self.history.released.pop()))
+            self.collecting.look(settled.number)
+        self.collecting.release()
         if (report := told(event, self.history)) is not None:
             for decision in self.decider.after(report):
                 self._log(decision)
@@ -319,51 +327,6 @@ class Engine:
         raise TaskError(
             f"The task failed in a dry batch of each of the first {len(configs)} configs. With {configs[0]}:\n{first}"
         )
-
-    # States that nothing can need any more
-
-    def _find_files(self) -> None:
-        unknown = []
-        for name in self.states.names():
-            if name.endswith(".pt") and _owner(name) < len(self.history.trials):
-                self.files.setdefault(_owner(name), set()).add(name)
-            else:
-                unknown.append(name)  # cut short, or of a trial that the log does not know
-        if unknown:
-            self.states.delete(*unknown)
-        for number in list(self.files):
-            self._collect(number)
-
-    def _collect(self, number: int) -> None:
-        record, files = self.history.trials[number], self.files.get(number)
-        if not files:
-            return
-        keep = {file for file in files if self.history.donors[file] > 0}
-        keep.update(state.file for state in needed(record, self.history))
-        if files - keep:
-            self.needless |= files - keep
-            self.successors |= files & keep
-        self.files[number] = files & keep
-
-    def _delete(self) -> None:
-        """Delete needless states, once the lines and the states that made them needless are sure to outlive them."""
-        if not self.needless or self.log.tick() is not None:
-            return
-        for file in self.successors - self.needless:
-            self.states.sync(file)
-        try:
-            self.states.delete(*self.needless)
-        except StudyError:  # a place that cannot be reached now: they are no reason to end a study
-            return
-        self.needless.clear()
-        self.successors.clear()
-
-    def _intact(self, state: StateRef) -> bool:
-        return self.states.size(state.file) == state.bytes
-
-
-def _owner(file: str) -> int:
-    return int(file.split("-")[0])
 
 
 def _unknown_metric(metric: str, known: tuple[str, ...]) -> str:

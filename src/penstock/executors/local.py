@@ -66,4 +66,5 @@ def find_devices() -> list[Device]:
             Device(f"cuda:{i}", torch.cuda.get_device_name(i), torch.cuda.get_device_properties(i).total_memory)
             for i in range(torch.cuda.device_count())
         ]
-    return [Device("cpu", "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return [Device("cpu", "cpu", memory, threads=torch.get_num_threads())]

@@ -21,6 +21,7 @@ class TrialRecord:
     group: str = ""
     priority: float = 0.0
     open: bool = False
+    variant: str = ""  # the task that it trains, where a study has several
     granted: int = 0
     reported: int = 0
     attempt: int = 0
@@ -148,7 +149,7 @@ class History:
             self.counts["waiting"] += 1
         record = self.trials[event.trial]
         record.config, record.granted, record.group = event.config, event.budget, event.group
-        record.priority, record.open = event.priority, event.open
+        record.priority, record.open, record.variant = event.priority, event.open, event.variant
         if event.weight != 1:
             self.weights[event.group] = event.weight
         self._mark(record, "waiting")

@@ -21,7 +21,7 @@ class Demand:
     - Trials of one ``signature`` can be fused; "" is like no other. Of those, trials at the same ``position`` in the
       data (epoch, step) share a batch. ``load`` is the work of one step, relative to others': its batch size.
     - ``open`` is a group of which others follow one by one. ``type`` is that of the devices which the trial has left to
-      be moved.
+      be moved. ``width`` is the number of devices of a trial that has no other choice, because none holds it alone.
     """
 
     trial: int
@@ -37,6 +37,7 @@ class Demand:
     position: tuple[int, int] = (0, 0)
     load: int = 1
     later: tuple[Later, ...] = ()
+    width: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,9 @@ class Room(NamedTuple):
 class View:
     """The devices there are, who runs on them, by trial, and what is left of those that are not full.
 
-    ``kinds`` has the signature of the trials on each device that has room left beside them: only trials of that
-    signature may join them, unless ``unlike`` trials can share a device.
+    ``kinds`` has the signature of the trials on each device that is not empty: only trials of that signature may join
+    them, unless ``unlike`` trials can share a device. ``apart`` are sets of devices whose workers did not meet: a trial
+    is given all of such a set only where there is no other choice.
     """
 
     devices: Mapping[str, Device]
@@ -96,6 +98,7 @@ class View:
     room: Mapping[str, Room]
     kinds: Mapping[str, str] = field(default_factory=dict)
     unlike: bool = False
+    apart: Collection[frozenset[str]] = ()
 
 
 Scheduler = Callable[[View, Collection[Demand], Speed], list[Assignment]]

@@ -14,27 +14,39 @@ from penstock.scheduling.base import FULL, Demand, Room, View
 
 
 class Space:
-    """What is left of devices while a scheduler gives it away.
+    """What is left of devices while a scheduler gives it away; ``kinds`` and ``unlike`` are those of a view.
 
-    >>> from penstock.executors.base import Device
+    >>> from penstock.bundle import Device
     >>> devices = {name: Device(name, "h200", 8) for name in ("gpu 0", "gpu 1")}
-    >>> space = Space(devices, {"gpu 0": Room(0.5, 8), "gpu 1": Room(1.0, 8)})
-    >>> space.fit(0.5, 1), space.fit(1.0, 1), space.fit(2.0, 1)
+    >>> space = Space(devices, {"gpu 0": Room(0.5, 8), "gpu 1": Room(1.0, 8)}, {"gpu 0": "a"})
+    >>> space.fit(0.5, 1, signature="a"), space.fit(1.0, 1), space.fit(2.0, 1)
     (('gpu 1',), ('gpu 1',), None)
+    >>> space.take(("gpu 1",), 0.5, 1, "b")
+    >>> space.fit(0.5, 1, signature="a"), space.fit(0.5, 1, signature="c")
+    (('gpu 0',), None)
     """
 
-    def __init__(self, devices: Mapping[str, Device], room: Mapping[str, Room]) -> None:
-        self.devices = devices
+    def __init__(
+        self,
+        devices: Mapping[str, Device],
+        room: Mapping[str, Room],
+        kinds: Mapping[str, str] | None = None,
+        unlike: bool = False,
+    ) -> None:
+        self.devices, self.unlike = devices, unlike
         self.room = dict(room)
+        self.kinds = dict(kinds or {})
         names = sorted(room, key=lambda name: devices[name].memory)  # large ones are kept for those that need them
         self._order = {name: i for i, name in enumerate(names)}
-        self._emptiest = [(-room[name].share, i, name) for i, name in enumerate(names)]
-        heapq.heapify(self._emptiest)  # entries that the room has since outdated are passed over
+        self._emptiest: defaultdict[str | None, list[tuple[float, int, str]]] = defaultdict(list)
         self._whole: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        for name in names:
+        for i, name in enumerate(names):
             left = room[name]
+            self._emptiest[self._company(name)].append((-left.share, i, name))
             if left.share > 1 - FULL:
                 self._whole[devices[name].node][name] = None
+        for heap in self._emptiest.values():  # entries that the room has since outdated are passed over
+            heapq.heapify(heap)
 
     def whole(self) -> int:
         """How many devices are free."""
@@ -44,16 +56,24 @@ class Space:
         """What is left of those that are not full."""
         return {name: left for name, left in self.room.items() if left.share > FULL}
 
-    def fit(self, share: float, bytes: int, own: Collection[str] = ()) -> tuple[str, ...] | None:
+    def fit(self, share: float, bytes: int, own: Collection[str] = (), signature: str = "") -> tuple[str, ...] | None:
         """Where a trial can go: a fraction onto the emptiest device (Fluid A.3), whole devices onto few nodes.
 
-        At equal emptiness, and among free devices, those that are its ``own`` come first.
+        A fraction goes beside trials of its signature, or onto an empty device. At equal emptiness, and among free
+        devices, those that are its ``own`` come first.
         """
-        return self._whole_devices(round(share), bytes, own) if share >= 1 else self._fraction(share, bytes, own)
+        if share >= 1:
+            return self._whole_devices(round(share), bytes, own)
+        return self._fraction(share, bytes, own, signature)
 
-    def take(self, devices: Iterable[str], share: float, bytes: int) -> None:
+    def take(self, devices: Iterable[str], share: float, bytes: int, signature: str = "") -> None:
+        """Give what is left of devices to a trial."""
         for name in devices:
             left = self.room[name]
+            if left.share > 1 - FULL:
+                self.kinds[name] = signature
+            elif self.kinds.get(name) != signature:
+                self.kinds[name] = ""
             self._set(name, Room(left.share - min(1.0, share), left.bytes - bytes))
 
     def give(self, devices: Iterable[str], share: float, bytes: int) -> None:
@@ -63,37 +83,52 @@ class Space:
                 left = self.room.get(name, Room(0.0, 0))
                 self._set(name, Room(min(1.0, left.share + min(1.0, share)), left.bytes + bytes))
 
+    def joins(self, name: str, signature: str) -> bool:
+        """Whether a trial of a signature may share a device with the trials there."""
+        company = self._company(name)
+        return company is None or (company == signature and bool(signature))
+
+    def _company(self, name: str) -> str | None:
+        """The signature that a trial must have to share a device; None where any may."""
+        return None if self.unlike or self.room[name].share > 1 - FULL else self.kinds.get(name, "")
+
     def _set(self, name: str, left: Room) -> None:
         self.room[name] = left
         order = self._order.setdefault(name, len(self._order))
         if left.share > FULL:
-            heapq.heappush(self._emptiest, (-left.share, order, name))
+            heapq.heappush(self._emptiest[self._company(name)], (-left.share, order, name))
         if left.share > 1 - FULL:
             self._whole[self.devices[name].node][name] = None
         else:
             self._whole[self.devices[name].node].pop(name, None)
 
-    def _fraction(self, share: float, bytes: int, own: Collection[str]) -> tuple[str, ...] | None:
-        passed, found = [], None
-        while self._emptiest:
-            entry = self._emptiest[0]
-            left = self.room[entry[2]]
-            if -entry[0] < share - FULL:
-                break
-            if left.share != -entry[0] or left.bytes < bytes:
-                heapq.heappop(self._emptiest)
-                if left.share == -entry[0]:
-                    passed.append(entry)
-                continue
-            found = entry[2]
-            break
-        for entry in passed:
-            heapq.heappush(self._emptiest, entry)
-        for name in own if found else ():
+    def _fraction(self, share: float, bytes: int, own: Collection[str], signature: str) -> tuple[str, ...] | None:
+        tops = [self._top(company, share, bytes) for company in ((None, signature) if signature else (None,))]
+        found = min((top for top in tops if top is not None), default=None)
+        if found is None:
+            return None
+        for name in own:
             left = self.room.get(name, Room(0.0, 0))
-            if left.share >= self.room[found or name].share and left.bytes >= bytes:
+            if left.share >= -found[0] and left.bytes >= bytes and self.joins(name, signature):
                 return (name,)
-        return None if found is None else (found,)
+        return (found[2],)
+
+    def _top(self, company: str | None, share: float, bytes: int) -> tuple[float, int, str] | None:
+        """The emptiest device of a company that has room."""
+        heap, passed, found = self._emptiest[company], [], None
+        while heap and -heap[0][0] >= share - FULL:
+            entry = heap[0]
+            left = self.room[entry[2]]
+            current = left.share == -entry[0] and self._company(entry[2]) == company
+            if current and left.bytes >= bytes:
+                found = entry
+                break
+            heapq.heappop(heap)
+            if current:
+                passed.append(entry)
+        for entry in passed:
+            heapq.heappush(heap, entry)
+        return found
 
     def _whole_devices(self, wanted: int, bytes: int, own: Collection[str]) -> tuple[str, ...] | None:
         chosen = [name for name in own if self._free(name, bytes)][:wanted]

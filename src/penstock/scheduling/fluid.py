@@ -8,10 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, View
 from penstock.scheduling.by_type import by_type
 from penstock.scheduling.capacity import Space, divide, everywhere, largest_remainder, refuse_impossible
+from penstock.scheduling.grouping import by_signature
 from penstock.speed.model import Speed
 
 
 @by_type
+@by_signature
 def static_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
     """Give trials that arrive shares of the idle devices in proportion to their runtimes: algorithm 1.
 
@@ -24,6 +26,7 @@ def static_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list[
 
 
 @by_type
+@by_signature
 def dynamic_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
     """As ``static_fluid``; and where nobody waits and something is free, resize those that run: algorithm 2.
 

@@ -1,22 +1,26 @@
-"""What becomes of devices that are idle while nobody waits: running trials grow onto them, as far as that pays.
+"""What becomes of devices that are idle while no trial waits: running trials are given them, as far as that pays.
 
 Fluid §4.3 and Hydro §5.3 give a promising trial what its rivals gave up. A scheduler that resizes says first who grows;
-this deals what it leaves.
+this deals what it leaves, after every scheduler alike: a bundle is split rather than spread, because its parts exchange
+nothing; a trial finds out what several devices give its signature; and trials grow by what was found out.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from penstock.bundle import Device
-from penstock.scheduling.base import FULL, Assignment, View
+from penstock.scheduling.base import FULL, Assignment, Room, View
 from penstock.scheduling.nodes import arrange
 from penstock.speed.model import Speed
 
 First = Literal["best", "evenly"]
 FIRST: tuple[str, ...] = get_args(First)
+WORTH = 2  # units that a trial has left, at least, when it moves onto idle devices
+GAIN = 0.1  # the part of a step's time for which a bundle is split
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,150 @@ class Growing:
     mixed: bool = False
 
 
+def idle(view: View) -> list[str]:
+    """The devices that no trial has a part of."""
+    return [name for name, left in view.room.items() if left.share > 1 - FULL]
+
+
+def alone(view: View, ranked: Sequence[int]) -> list[int]:
+    """The trials, in the order of ``ranked``, that have their devices to themselves and measure nothing."""
+    company = Counter(name for one in view.running.values() for name in one.assignment.devices)
+    return [
+        trial
+        for trial in ranked
+        if trial in view.running
+        and not view.running[trial].assignment.measure
+        and all(company[name] == 1 for name in view.running[trial].assignment.devices)
+    ]
+
+
+def split(view: View, speed: Speed) -> list[Assignment]:
+    """Parts of the largest bundle for idle devices, where a step of fewer trials was measured to take less time.
+
+    >>> from penstock.scheduling.base import Demand, kinds, room
+    >>> from penstock.speed.curve import Curve
+    >>> devices = {name: Device(name, "h200", 8) for name in "ab"}
+    >>> running = {t: Holding(Demand(t, "g", 9, signature="s"), Assignment(t, ("a",), 0.25)) for t in range(4)}
+    >>> view = View(devices, running, room(devices, running.values()), kinds(running.values()))
+    >>> speed = Speed(lambda trial: 1.0, lambda trial: Curve(sharing=(1.0, 1.2, 1.6, 2.0)), moving=0.1)
+    >>> [(one.trial, one.devices, one.share) for one in split(view, speed)]
+    [(2, ('b',), 0.5), (3, ('b',), 0.5)]
+    """
+    bundles: dict[str, list[int]] = {}
+    for trial, one in view.running.items():
+        if one.assignment.share < 1:
+            bundles.setdefault(one.assignment.devices[0], []).append(trial)
+    device = max(bundles, key=lambda name: len(bundles[name]), default=None)
+    if device is None or len(bundles[device]) < 2:
+        return []
+    trials = bundles[device]
+    known = speed.on(view.devices[device].type)
+    free = [name for name in idle(view) if view.devices[name].type == view.devices[device].type]
+    parts = min(len(trials), 1 + len(free))
+    fewer = -(-len(trials) // parts)
+    units = min(view.running[trial].demand.units for trial in trials)
+    before, after = (known.seconds(trials[0], 1 / count) for count in (len(trials), fewer))
+    if after >= (1 - GAIN) * before or units * (before - after) <= known.moving:
+        return []
+    leaving = trials[fewer:]
+    hands = [leaving[i : i + fewer] for i in range(0, len(leaving), fewer)]
+    return [
+        Assignment(trial, (name,), 1 / fewer, "fused" if fewer > 1 else "solo")
+        for name, hand in zip(free, hands, strict=False)
+        for trial in hand
+    ]
+
+
+def probe(view: View, ranked: Sequence[int], speed: Speed, growing: Growing) -> Assignment | None:
+    """More devices for the best trial that is to measure what they give its signature, if one is.
+
+    That is to be found out where several devices were not tried yet, and where the most that were tried paid and twice
+    as many are there.
+    """
+    free = idle(view)
+    for trial in alone(view, ranked) if free else ():
+        holding = view.running[trial]
+        held, type = holding.assignment.devices, view.devices[holding.assignment.devices[0]].type
+        if not holding.demand.signature or holding.demand.units < WORTH:
+            continue
+        able = [name for name in free if growing.mixed or view.devices[name].type == type]
+        tried = speed.on(type).tried(trial)
+        for count in range(min(len(held) + len(able), holding.demand.load), len(held), -1):
+            if not _untried(tried, count):
+                break
+            names = widen(view.devices, able, held, count, mixed=growing.mixed)
+            if not are_apart(names, view):
+                lent = count - own(holding.assignment)
+                return Assignment(trial, names, float(count), "distributed", measure=True, lent=lent)
+    return None
+
+
+def _untried(tried: Mapping[int, float], count: int) -> bool:
+    most = max(tried, default=0)
+    return most == 0 or (1 < most <= count / 2 and min(tried, key=lambda width: (tried[width], width)) == most)
+
+
+def own(assignment: Assignment) -> int:
+    """How many of its devices a trial has that were not lent to it."""
+    return len(assignment.devices) - assignment.lent
+
+
+def are_apart(devices: Collection[str], view: View) -> bool:
+    """Whether workers on these devices did not meet."""
+    return any(one <= set(devices) for one in view.apart)
+
+
+def grow_apart(view: View, ranked: Sequence[int], speed: Speed, growing: Growing) -> list[Assignment]:
+    """As ``grow``, for trials with some way to go that are alone on their devices; devices that are apart are left."""
+    trials = [trial for trial in alone(view, ranked) if view.running[trial].demand.units >= WORTH]
+    while True:
+        made = grow(view, trials, speed, growing)
+        refused = {one.trial for one in made if are_apart(one.devices, view)}
+        if not refused:
+            break
+        trials = [trial for trial in trials if trial not in refused]
+    had = {one.trial: own(view.running[one.trial].assignment) for one in made}
+    return [replace(one, mode="distributed", lent=len(one.devices) - had[one.trial]) for one in made]
+
+
+def give_back(view: View, ranked: Sequence[int], missing: int) -> list[Assignment]:
+    """Trials that give back devices that were idle when they grew onto them, the worst trials first."""
+    made = []
+    for trial in reversed(alone(view, ranked)):
+        held = view.running[trial].assignment
+        if missing > 0 and held.lent:
+            missing -= held.lent
+            made.append(on_first(held, own(held)))
+    return made
+
+
+def keeps(view: View, trial: int, ranked: Sequence[int], speed: Speed, growing: Growing) -> Assignment | None:
+    """What a trial keeps of the devices that it has measured on; None where it keeps them all."""
+    held = view.running[trial].assignment
+    pays = speed.on(view.devices[held.devices[0]].type).curve(trial).widest
+    if growing.first == "evenly":
+        pays = min(pays, _due(view, trial, ranked, speed, growing))
+    return on_first(held, pays) if pays < len(held.devices) else None
+
+
+def _due(view: View, trial: int, ranked: Sequence[int], speed: Speed, growing: Growing) -> int:
+    """How many devices a trial would be dealt if those that it has measured on were idle."""
+    holding = view.running[trial]
+    held, first = holding.assignment, max(1, own(holding.assignment))
+    before = replace(holding, assignment=Assignment(trial, held.devices[:first], float(first)))
+    free = {name: Room(1.0, view.devices[name].memory) for name in held.devices[first:]}
+    view = replace(view, running={**view.running, trial: before}, room={**view.room, **free})
+    trials = [one for one in alone(view, ranked) if one == trial or view.running[one].demand.units >= WORTH]
+    made = grow(view, trials, replace(speed, moving=0.0), growing)
+    return next((len(one.devices) for one in made if one.trial == trial), first)
+
+
+def on_first(held: Assignment, count: int) -> Assignment:
+    """The first devices of those that a trial has."""
+    mode: Literal["solo", "distributed"] = "solo" if count == 1 else "distributed"
+    return Assignment(held.trial, held.devices[:count], float(count), mode, lent=max(0, count - own(held)))
+
+
 def grow(view: View, trials: Sequence[int], speed: Speed, growing: Growing) -> list[Assignment]:
     """More devices for ``trials``, the best of them first, each of which is alone on its devices.
 
@@ -35,13 +183,13 @@ def grow(view: View, trials: Sequence[int], speed: Speed, growing: Growing) -> l
     time by it than moving costs gets none. Nobody else moves, and nobody has fewer than before.
 
     >>> from penstock.speed.curve import Curve
-    >>> from penstock.scheduling.base import Demand, Holding, room
+    >>> from penstock.scheduling.base import Demand, room
     >>> devices = {name: Device(name, "h200", 8) for name in "abcd"}
     >>> running = {t: Holding(Demand(t, "g", 9), Assignment(t, (name,))) for t, name in enumerate("ab")}
     >>> view = View(devices, running, room(devices, running.values()))
     >>> speed = Speed(lambda trial: 1.0, lambda trial: Curve(scaling=(1.0, 0.5, 0.4)), moving=0.1)
-    >>> grow(view, [1, 0], speed, Growing("best"))
-    [Assignment(trial=1, devices=('b', 'c', 'd'), share=3.0)]
+    >>> [(one.trial, one.devices) for one in grow(view, [1, 0], speed, Growing("best"))]
+    [(1, ('b', 'c', 'd'))]
     >>> [one.share for one in grow(view, [1, 0], speed, Growing("evenly"))]
     [2.0, 2.0]
     """

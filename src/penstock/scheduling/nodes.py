@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from penstock.bundle import Device
 from penstock.errors import StudyError
+from penstock.scheduling.base import Assignment
 
 Devices = Mapping[str, Device]
 Held = Mapping[int, tuple[str, ...]]
@@ -82,6 +84,29 @@ def consolidate(
         else:
             moves = {trial: names for trial, names in places.items() if names != held[trial]}
             return moves, tuple(sorted(freed, key=_natural))
+
+
+def together(
+    made: list[Assignment], running: Mapping[int, Assignment], devices: Mapping[str, Device]
+) -> list[Assignment]:
+    """The same with the devices of each trial on as few nodes as can be; who is not named stays where it is.
+
+    Each has devices of the type that it was given: elsewhere they may cost another time. Trials with a part of a device
+    keep what they were given.
+    """
+    if all(one.share <= 1 for one in made) or len({device.node for device in devices.values()}) < 2:
+        return made
+    named = {one.trial for one in made}
+    whole = [one for one in made if one.share >= 1]
+    parts = {name for one in [*made, *running.values()] if one.share < 1 for name in one.devices}
+    held = {trial: one.devices for trial, one in running.items() if one.share >= 1}
+    found: dict[int, tuple[str, ...]] = {}
+    for type in sorted({devices[one.devices[0]].type for one in whole}):
+        there = {name: one for name, one in devices.items() if one.type == type and name not in parts}
+        here = {trial: tuple(name for name in names if name in there) for trial, names in held.items()}
+        wanted = {one.trial: round(one.share) for one in whole if one.devices[0] in there}
+        found |= arrange(there, here, wanted, [trial for trial in held if trial not in named])
+    return [replace(one, devices=found.get(one.trial, one.devices)) for one in made]
 
 
 def _without(rest: Devices, devices: Devices, held: Held, places: Held, fixed: Collection[int]) -> Places | None:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Literal
 
 from penstock.speed.curve import Curve, measured
+from penstock.speed.sizes import LARGEST, UNKNOWN_SIZE
+
+Sharing = Literal["never", "measured", "forced"]
+"""Whether trials of one signature share a device: never, as far as was measured to pay, or as many as there are."""
+
+_NOTHING: Mapping[int, float] = {}
+_ALONE = Curve()
 
 
 @dataclass(frozen=True)
 class Speed:
     """What a scheduler knows: the seconds of a unit of each trial alone, its curve, and what moving a trial costs.
 
-    ``moving`` is Fluid's ε in seconds; infinite where trials cannot be moved. Where there are devices of several types,
+    ``moving`` is Fluid's ε in seconds; infinite where trials cannot be moved. ``timed`` says whether any unit was seen.
+    ``tried`` has the relative times of a trial's signature by numbers of devices, as far as they were measured, and
+    ``shared`` says whether it was measured what sharing a device costs it. Where there are devices of several types,
     ``types`` has what is known on each: what was measured on one says nothing of another.
     """
 
@@ -22,14 +33,20 @@ class Speed:
     curve: Callable[[int], Curve]
     moving: float = float("inf")
     types: Mapping[str, Speed] = field(default_factory=dict)
+    tried: Callable[[int], Mapping[int, float]] = lambda trial: _NOTHING
+    timed: bool = True
+    shared: Callable[[int], bool] = lambda trial: True
 
     def seconds(self, trial: int, share: float) -> float:
         """The seconds of a unit of a trial at a share: h(w)."""
         return self.unit(trial) * self.curve(trial).at(share)
 
+    def on(self, type: str) -> Speed:
+        """What is known on devices of a type."""
+        return self.types.get(type, self)
 
-_ALONE = Curve()
-UNKNOWN = Speed(unit=lambda trial: 1.0, curve=lambda trial: _ALONE)
+
+UNKNOWN = Speed(unit=lambda trial: 1.0, curve=lambda trial: _ALONE, timed=False)
 """Nothing is measured yet, and nothing is assumed: share 1."""
 
 
@@ -45,11 +62,15 @@ class _Mean:
 
 @dataclass
 class _Kind:
-    """What is known of a signature on a device type: its curve, and the mean of its trials' seconds of a unit alone."""
+    """What is known of a signature on a device type: its curve, and the mean of its trials' seconds of a unit alone.
 
+    ``size`` is the most trials of a bundle, None before that was measured.
+    """
+
+    curve: Curve
     sharing: dict[int, _Mean] = field(default_factory=dict)
     scaling: dict[int, _Mean] = field(default_factory=dict)
-    curve: Curve = field(default_factory=Curve)
+    size: int | None = None
     unit: _Mean = field(default_factory=_Mean)
 
 
@@ -65,7 +86,7 @@ class _Seen:
 class _Type:
     """What is known on a device type: of signatures, of trials, and of all together."""
 
-    kinds: defaultdict[str, _Kind] = field(default_factory=lambda: defaultdict(_Kind))
+    kinds: dict[str, _Kind] = field(default_factory=dict)
     seen: defaultdict[int, _Seen] = field(default_factory=lambda: defaultdict(_Seen))
     unit: _Mean = field(default_factory=_Mean)
 
@@ -74,11 +95,13 @@ class SpeedModel:
     """Learns from measurements and from every report; ``speed()`` is what a scheduler is given.
 
     A curve belongs to a signature on a device type: trials of one task that differ in their hyperparameters alone react
-    alike to sharing and spreading (Fluid §4.2.2), however long their own units take, and other devices are other.
+    alike to sharing and spreading (Fluid §4.2.2), however long their own units take, and other devices are other. A
+    signature of which no bundle was measured yet is taken to share for free, up to ``UNKNOWN_SIZE``: its first bundle
+    measures itself, on steps that count as training (invariant 7).
     """
 
-    def __init__(self, *, shared: bool = True) -> None:
-        self.shared = shared  # whether a device may be shared
+    def __init__(self, sharing: Sharing = "measured") -> None:
+        self.sharing = sharing
         self._signatures: dict[int, str] = {}  # by trial
         self._types: defaultdict[str, _Type] = defaultdict(_Type)
         self._all = _Mean()
@@ -90,14 +113,29 @@ class SpeedModel:
         for one in self._types.values():
             one.seen.pop(trial, None)
 
-    def measured(
-        self, signature: str, type: str, sharing: Mapping[int, float], scaling: Mapping[int, float]
-    ) -> list[str]:
-        """Take what a worker measured, or what is known from before; gives what was smoothed or cut."""
-        kind = self._types[type].kinds[signature]
-        kind.sharing = {p: _Mean(t / sharing[1], 1) for p, t in sharing.items() if 1 in sharing}
-        kind.scaling = {w: _Mean(t / scaling[1], 1) for w, t in scaling.items() if 1 in scaling}
+    def shared(self, signature: str, type: str, table: Mapping[int, float], size: int) -> list[str]:
+        """Take what bundles of a signature were measured to cost, and how large they may be; gives what was smoothed.
+
+        Without a table, only the size was found out: memory ran out, or they cannot be fused.
+        """
+        kind = self._kind(self._types[type], signature)
+        if table:
+            kind.sharing = _relative(table)
+        kind.size = size
         return self._refit(kind)
+
+    def spread(self, signature: str, type: str, table: Mapping[int, float]) -> list[str]:
+        """Take what several devices were measured to give a trial of a signature; gives what was smoothed or cut."""
+        kind = self._kind(self._types[type], signature)
+        kind.scaling = _relative(table)
+        return self._refit(kind)
+
+    def size(self, signature: str, type: str) -> int | None:
+        """The most trials of a bundle of a signature, or None where its first bundle is to measure that."""
+        if self.sharing == "never" or not signature:
+            return 1
+        known = self._kind(self._types[type], signature).size
+        return LARGEST if known is None and self.sharing == "forced" else known
 
     def observed(self, trial: int, type: str, share: float, seconds: float, *, compare: bool = True) -> None:
         """A unit of a trial took ``seconds`` at ``share``: refines its own time, and the curve where it moved.
@@ -108,7 +146,7 @@ class SpeedModel:
         if signature is None or not seconds > 0:
             return
         here = self._types[type]
-        seen, kind = here.seen[trial], here.kinds[signature]
+        seen, kind = here.seen[trial], self._kind(here, signature)
         if compare:
             self._compare(kind, seen, share, seconds)
         unit = seconds / kind.curve.at(share)
@@ -125,23 +163,39 @@ class SpeedModel:
                 self._refit(kind)
         seen.shares[share] = seconds
 
+    def recall(self, signature: str, type: str, unit: float) -> None:
+        """An earlier study saw trials of a signature take so many seconds a unit, alone on a device of a type."""
+        here = self._types[type]
+        for mean in (self._kind(here, signature).unit, here.unit, self._all):
+            mean.add(unit)
+
     def started(self, seconds: float) -> None:
         """Starting a trial took that much longer than its units do."""
         self._start.add(max(0.0, seconds))
-
-    @property
-    def start(self) -> float:
-        """What starting a trial takes, as far as that was seen."""
-        return self._start.value
 
     def stopped(self, seconds: float) -> None:
         """Stopping a trial took that long after its last report."""
         self._stop.add(max(0.0, seconds))
 
     @property
-    def timed(self) -> bool:
-        """Whether any unit was seen."""
-        return self._all.count > 0
+    def start(self) -> float:
+        """The seconds that starting a trial takes, as far as that was seen."""
+        return self._start.value
+
+    @property
+    def stop(self) -> float:
+        """The seconds that stopping a trial takes, as far as that was seen."""
+        return self._stop.value
+
+    @property
+    def moving(self) -> float:
+        """The seconds that moving a trial was seen to take; infinite before a start was seen.
+
+        A stop writes a state and a start reads one: until a stop was seen, it is taken to cost as much as a start.
+        """
+        if not self._start.count:
+            return math.inf
+        return self._start.value + (self._stop.value if self._stop.count else self._start.value)
 
     def unit(self, type: str, trial: int) -> float:
         """The seconds of a trial's unit alone on a type: its own there, else the mean of its like, else of all there.
@@ -159,37 +213,86 @@ class SpeedModel:
         mean = here.unit if here.unit.count else self._all
         return mean.value if mean.count else 1.0
 
+    def mean(self, signature: str, type: str) -> float | None:
+        """The mean seconds of a unit of a signature's trials alone on a type; None where none was seen."""
+        unit = self._kind(self._types[type], signature).unit
+        return unit.value if unit.count else None
+
     def curve(self, type: str, trial: int) -> Curve:
-        """The curve of a trial's signature on a type: one that says nothing where it was not measured there."""
+        """The curve of a trial's signature on a type."""
         return self._curve(self._types[type], trial)
 
     def _curve(self, here: _Type, trial: int) -> Curve:
-        kind = here.kinds.get(self._signatures.get(trial, ""))
-        return _ALONE if kind is None else kind.curve
+        signature = self._signatures.get(trial, "")
+        return self._kind(here, signature).curve if signature else _ALONE
+
+    def _tried(self, here: _Type, trial: int) -> Mapping[int, float]:
+        return _values(self._kind(here, self._signatures.get(trial, "")).scaling)
 
     def speed(self, types: Collection[str]) -> Speed:
         """What is known now on the types that there are. Nobody is moved before it was seen what starting costs."""
-        there = {type: self._types[type] for type in types}
-        known = {t: Speed(partial(self._unit, one), partial(self._curve, one), self.moving) for t, one in there.items()}
+        known = {type: self._speed(self._types[type]) for type in types}
         if len(known) == 1:
             return next(iter(known.values()))
-        return Speed(UNKNOWN.unit, UNKNOWN.curve, self.moving, known)
+        return Speed(UNKNOWN.unit, UNKNOWN.curve, self.moving, known, timed=self._all.count > 0)
 
-    @property
-    def moving(self) -> float:
-        """What moving a trial was seen to take; infinite before that."""
-        return self._start.value + self._stop.value if self._start.count else float("inf")
+    def _speed(self, here: _Type) -> Speed:
+        return Speed(
+            partial(self._unit, here),
+            partial(self._curve, here),
+            self.moving,
+            tried=partial(self._tried, here),
+            timed=self._all.count > 0,
+            shared=partial(self._shared, here),
+        )
+
+    def _shared(self, here: _Type, trial: int) -> bool:
+        kind = self._kind(here, self._signatures.get(trial, ""))
+        return self.sharing == "never" or bool(kind.sharing) or kind.size == 1
 
     def known(self, signature: str, type: str) -> tuple[dict[int, float], dict[int, float]]:
         """What sharing and spreading are now taken to cost on a type, relative to a trial alone."""
-        kind = self._types[type].kinds.get(signature, _Kind())
+        kind = self._kind(self._types[type], signature)
         return _values(kind.sharing), _values(kind.scaling)
+
+    def _kind(self, here: _Type, signature: str) -> _Kind:
+        if signature not in here.kinds:
+            here.kinds[signature] = _Kind(Curve(sharing=self._unmeasured(None) if signature else (1.0,)))
+        return here.kinds[signature]
+
+    def _unmeasured(self, size: int | None) -> tuple[float, ...]:
+        """Sharing for free, as far as it may go where nothing was timed."""
+        if self.sharing == "never":
+            return (1.0,)
+        return _free(size or (LARGEST if self.sharing == "forced" else UNKNOWN_SIZE))
 
     def _refit(self, kind: _Kind) -> list[str]:
         curve, said = measured(_values(kind.sharing), _values(kind.scaling))
-        kind.curve = curve if self.shared else Curve(scaling=curve.scaling)
+        if self.sharing == "measured" and kind.sharing:
+            sharing = _as_far(curve.sharing, max(kind.sharing), kind.size or 1)
+        else:
+            sharing = self._unmeasured(kind.size)
+        kind.curve = replace(curve, sharing=sharing)
         return said
+
+
+def _relative(table: Mapping[int, float]) -> dict[int, _Mean]:
+    return {count: _Mean(seconds / table[1], 1) for count, seconds in table.items() if 1 in table}
 
 
 def _values(means: Mapping[int, _Mean]) -> dict[int, float]:
     return {count: mean.value for count, mean in means.items()}
+
+
+@cache
+def _free(size: int) -> tuple[float, ...]:
+    return (1.0,) * size
+
+
+def _as_far(sharing: tuple[float, ...], tried: int, size: int) -> tuple[float, ...]:
+    """A curve cut at a bundle's ``size``, or drawn out to it where the largest bundle that was ``tried`` still paid."""
+    last = len(sharing)
+    if size <= last or last < tried or last == 1:
+        return sharing[: max(1, size)]
+    slope = math.log2(sharing[-1] / sharing[last // 2 - 1]) / math.log2(last / (last // 2))
+    return sharing + tuple(sharing[-1] * (count / last) ** slope for count in range(last + 1, size + 1))

@@ -6,6 +6,11 @@ import math
 import sys
 from collections.abc import Mapping
 
+UNKNOWN_SIZE = 64
+"""Trials in a bundle of which nothing is measured yet."""
+LARGEST = 512
+"""Trials in any bundle: beyond, nothing was ever seen to gain."""
+
 
 def marginal_benefit(seconds: Mapping[int, float], a: int, b: int) -> float:
     """The part of a trial's step time that each doubling of the bundle size from ``a`` to ``b`` saves.

@@ -39,7 +39,7 @@ class ProcessExecutor(Executor):
 
             self._threads = max(1, torch.get_num_threads() // workers)
             memory = found[0].memory // workers
-            self._devices = [Device(f"cpu:{i}", "cpu", memory) for i in range(workers)]
+            self._devices = [Device(f"cpu:{i}", "cpu", memory, threads=self._threads) for i in range(workers)]
         elif workers > len(found):
             raise StudyError(
                 f"workers={workers} needs as many devices, and this machine has {len(found)}: "

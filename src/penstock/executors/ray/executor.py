@@ -22,7 +22,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from penstock.bundle import Bundle, Description, Device, Failed, Finished, Gathering, Job, Measured, Stopped
+from penstock.bundle import Bundle, Description, Device, Failed, Finished, Gathering, Job, Measured, Request, Stopped
 from penstock.errors import StudyError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.executors.processes.executor import pickled
@@ -179,7 +179,8 @@ class RayExecutor(Executor):
                 raise answer
             return list(answer)
 
-    def request(self, devices: int) -> None:
+    def request(self, wanted: Sequence[Request]) -> None:
+        devices = sum(one.count for one in wanted)
         self._scaling.requested = max(0, devices)
         self._looked = -inf  # the next wait sees to it
 

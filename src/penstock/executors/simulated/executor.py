@@ -7,12 +7,12 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from random import Random
-from typing import Any, get_args
+from typing import Any
 
 from penstock.bundle import Bundle, BundleMode, Description, Device, Failed, Finished, Job, Placement, Stopped
 from penstock.errors import PenstockError, StudyError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
-from penstock.executors.simulated.runs import Lookup, Member, Run, Source, Trained, measured, pace
+from penstock.executors.simulated.runs import Lookup, Member, Run, Source, Trained, pace, shared, spread
 from penstock.executors.simulated.settings import Simulated as Simulated
 from penstock.seeds import key
 from penstock.speed.curve import Curve
@@ -21,6 +21,8 @@ from penstock.task import Task
 from penstock.training.runs.base import explain
 from penstock.training.worker import Worker
 from penstock.trial import Config, Report
+
+ANY_PARTS = 2**20  # the batch size of a table's trial, which can be divided among any number of devices
 
 
 class SimulatedExecutor(Executor):
@@ -31,16 +33,18 @@ class SimulatedExecutor(Executor):
     pace. Trials enter a bundle at once and leave it at the end of a unit: one whose unit begins in this instant
     leaves in it. There is one bundle on a device: another one that is placed there waits until the first has left.
 
-    What shares cost is told as ``Measured`` once for each signature and device type, with its first report.
+    A fused bundle whose size is not known measures what sharing costs, and a distributed one that is told to what
+    spreading does, as workers do: at once, and for no time.
     """
 
-    modes: frozenset[BundleMode] = frozenset(get_args(BundleMode))
+    modes: frozenset[BundleMode] = frozenset({"solo", "fused", "distributed"})
     virtual = True
 
     def __init__(self, job: Job, settings: Simulated) -> None:
         self._job, self._settings = job, settings
         self.provisioning = settings.provision
         self._now, self._woken = 0.0, False
+        self._urgent = False  # something was measured: bundles may change before they begin
         self._heap: list[tuple[float, int, Callable[[Any], None], Any, int]] = []
         self._counter = count()
         self._events: list[ExecutorEvent] = []
@@ -52,7 +56,6 @@ class SimulatedExecutor(Executor):
         self._next: dict[str, Run] = {}  # what waits for it
         self._ended: dict[int, int] = {}  # the last attempt of each trial that has left
         self._unpaced: dict[Run, None] = {}  # whose number of trials has changed in this instant
-        self._told: set[tuple[str, str]] = set()  # signatures and device types whose shares were measured
         self._worker: Worker | None = None
         self._signatures: dict[str, str] = {}  # of configs that really train
         for device in self._listed:
@@ -90,14 +93,14 @@ class SimulatedExecutor(Executor):
             if train:
                 raise
             return Description()  # it says what is wrong with it when it runs
-        return Description(tuple(table.metrics), table.bytes, table.signature)
+        return Description(tuple(table.metrics), table.bytes, table.signature, batch_size=ANY_PARTS)
 
     # The clock
 
     def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
         heap, events = self._heap, self._events
         end = inf if timeout is None else self._now + max(0.0, timeout)
-        while not self._woken:
+        while not self._woken and not (events and self._urgent):
             if self._unpaced and (not heap or heap[0][0] > self._now):
                 self._repace()
             if not heap:
@@ -109,7 +112,7 @@ class SimulatedExecutor(Executor):
             if version < 0 or version == subject.version:
                 self._now = when
                 action(subject)
-        woken, self._woken = self._woken, False
+        woken, self._woken, self._urgent = self._woken, False, False
         self._events = []
         if not events and not woken:
             if end == inf:
@@ -245,7 +248,7 @@ class SimulatedExecutor(Executor):
 
     def _change(self, run: Run, bundle: Bundle, entering: dict[tuple[int, int], Any]) -> None:
         wanted = {(p.trial, p.attempt): p for p in bundle.placements}
-        run.mode = bundle.mode
+        run.mode, run.size = bundle.mode, bundle.size or run.size
         for who, member in run.members.items():
             if who not in wanted:
                 self._leave(member)
@@ -291,6 +294,7 @@ class SimulatedExecutor(Executor):
                 self._at(self._now + self._settings.start, self._begin, member, 0)
         run.coming.clear()
         self._unpaced[run] = None
+        self._measure(run)
         if not run.members:
             self._vacate(run)
 
@@ -343,8 +347,6 @@ class SimulatedExecutor(Executor):
             member.phase = "saving"
             self._at(self._now + settings.save, self._end, member, member.version)
             return
-        if not member.told:
-            self._measure(member)
         event = source.end(member.budget, member.used + (self._now - member.since) * member.share)
         self._events.append(event)
         if type(event) is not Report:
@@ -390,10 +392,16 @@ class SimulatedExecutor(Executor):
                 member.since, member.pace, member.share = now, changed, share
         self._unpaced.clear()
 
-    def _measure(self, member: Member) -> None:
-        member.told = True
-        device = self._there[member.run.devices[0]]
-        signature = member.source.signature
-        if signature and (signature, device.type) not in self._told:
-            self._told.add((signature, device.type))
-            self._events += measured(member, signature, device.name)
+    def _measure(self, run: Run) -> None:
+        """Tell what a worker would find out on the first steps of a bundle."""
+        if self._on.get(run.devices[0]) is not run or not run.members:
+            return
+        first, device = next(iter(run.members.values())), run.devices[0]
+        if run.mode == "fused" and run.size is None and len(run.members) > 1:
+            run.size = first.curve.most
+            self._events.append(shared(first, device))
+            self._urgent = True
+        elif run.measure:
+            run.measure = False
+            self._events.append(spread(first, device))
+            self._urgent = True

@@ -194,7 +194,6 @@ class Member:
         "share",
         "since",
         "source",
-        "told",
         "used",
         "version",
     )
@@ -203,7 +202,6 @@ class Member:
         self.placement, self.source, self.curve, self.run = placement, source, curve, run
         self.budget, self.leaving = placement.budget, False
         self.phase: Phase = "starting"
-        self.told = False  # whether what shares cost was told of its like
         self.pace = self.share = 1.0  # seconds on the clock of a second of its own, and what it has of its devices
         self.left = 0.0  # of its unit, in seconds of its own, when `since` was now
         self.used = 0.0  # device seconds from its last report until then
@@ -214,11 +212,12 @@ class Member:
 class Run:
     """A bundle: on its devices, or waiting for others to leave them."""
 
-    __slots__ = ("coming", "devices", "members", "mode", "name", "speed")
+    __slots__ = ("coming", "devices", "measure", "members", "mode", "name", "size", "speed")
 
     def __init__(self, bundle: Bundle, speed: float) -> None:
         self.name, self.devices = bundle.name, bundle.devices
         self.mode: BundleMode = bundle.mode
+        self.size, self.measure = bundle.size, bundle.measure
         self.speed = speed
         self.members: dict[tuple[int, int], Member] = {}
         self.coming: dict[tuple[int, int], tuple[Placement, Source, Curve]] = {}
@@ -247,12 +246,16 @@ def _turns(member: Member) -> float:
     return sum(curves[signature].at(1 / count) for signature, count in counts.items())
 
 
-def measured(member: Member, signature: str, device: str) -> list[Measured]:
-    """What sharing and spreading cost a trial in truth."""
+def shared(member: Member, device: str) -> Measured:
+    """What sharing a device costs a trial's like in truth."""
     curve, unit = member.curve, member.source.seconds() / member.run.speed
-    sharing = {p: unit * curve.at(1 / p) for p in doublings(curve.most)}
-    scaling = {w: unit * curve.at(w) for w in doublings(curve.widest)}
-    return [
-        Measured(signature, device, "sharing", sharing, curve.most, "simulated", "simulated"),
-        Measured(signature, device, "scaling", scaling, curve.widest, "simulated", "simulated"),
-    ]
+    table = {count: unit * curve.at(1 / count) for count in doublings(curve.most)}
+    return Measured(member.source.signature, device, "sharing", table, curve.most, "simulated", "simulated")
+
+
+def spread(member: Member, device: str) -> Measured:
+    """What several devices give a trial's like in truth, as far as it has them."""
+    curve, unit = member.curve, member.source.seconds() / member.run.speed
+    table = {count: unit * curve.at(min(count, curve.widest)) for count in doublings(len(member.run.devices))}
+    best = min(table, key=lambda count: (table[count], count))
+    return Measured(member.source.signature, device, "scaling", table, best, "simulated", "simulated")

@@ -1,0 +1,197 @@
+"""Who runs where: the bundles that an executor is told to hold, and what is left of the devices beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+from penstock.bundle import Bundle, BundleMode, Device, Placement
+from penstock.engine.clocking import Pace
+from penstock.scheduling.base import FULL, Assignment, Demand, Room
+
+
+@dataclass(eq=False)
+class Place:
+    """A bundle as it should be, and which of its trials are to leave it."""
+
+    name: str
+    devices: tuple[str, ...]
+    mode: BundleMode
+    signature: str
+    size: int | None = None
+    reason: str = ""
+    measure: bool = False  # what several devices give
+    members: dict[int, Placement] = field(default_factory=dict)
+    leaving: set[int] = field(default_factory=set)
+    torn: bool = False  # a trial died here that was not alone
+
+    @property
+    def share(self) -> float:
+        """The share of the devices that each of its trials has now: what others do not use is its own."""
+        return float(len(self.devices)) if len(self.devices) > 1 else 1 / len(self.members)
+
+
+@dataclass
+class _Taken:
+    """What is taken of a device."""
+
+    share: float = 0.0
+    bytes: int = 0
+    trials: dict[int, Assignment] = field(default_factory=dict)
+
+
+class Bundling:
+    """The bundles that run, and the account of the devices' shares and memory; ``place`` tells the executor."""
+
+    def __init__(self, place: Callable[[Bundle], None], clock: Callable[[], float], pace: Pace) -> None:
+        self._place, self._clock, self._pace = place, clock, pace
+        self.devices: dict[str, Device] = {}
+        self.running: dict[int, Place] = {}
+        self.demands: dict[int, Demand] = {}  # of trials that run, as they began
+        self.assigned: dict[int, Assignment] = {}
+        self.room: dict[str, Room] = {}  # what is left of the devices that are not full
+        self.kinds: dict[str, str] = {}  # the signatures of the trials on devices
+        self.moving: set[int] = set()  # trials that are to leave for other devices
+        self.lost: set[int] = set()  # trials whose device was lost under them
+        self._taken: dict[str, _Taken] = {}  # by device; lost ones too
+        self._begun: dict[int, float] = {}  # the clock when the trials that run were placed
+        self._count = 0  # how many bundles there have been
+
+    def look(self, devices: dict[str, Device]) -> None:
+        """These devices there are from now on."""
+        self.devices = devices
+        for name in devices:
+            self._taken.setdefault(name, _Taken())
+        for name in self._taken:
+            self._account(name)
+
+    def on(self, device: str) -> dict[int, Assignment]:
+        """The trials that have a part of a device."""
+        return self._taken[device].trials if device in self._taken else {}
+
+    def fits(self, assignment: Assignment, bytes: int) -> bool:
+        """Whether its devices have room already: a trial that is moved leaves them at its next boundary."""
+        share = min(1.0, assignment.share) - FULL
+        left = [self.room.get(name, Room(0.0, 0)) for name in assignment.devices]
+        return all(one.share >= share and one.bytes >= bytes for one in left)
+
+    # Coming and going
+
+    def make(self, devices: tuple[str, ...], mode: BundleMode, signature: str) -> Place:
+        """A new bundle, which nobody is in yet."""
+        self._count += 1
+        return Place(f"bundle {self._count}", devices, mode, signature)
+
+    def enter(self, place: Place, demand: Demand, placement: Placement, assignment: Assignment) -> None:
+        """A trial comes into a bundle."""
+        trial = demand.trial
+        self.running[trial], self._begun[trial] = place, self._clock()
+        place.members[trial] = placement
+        self._pace.entered(trial, place.devices[0], place.members, self._clock())
+        self.demands[trial] = demand
+        self.hold(assignment)
+
+    def hold(self, assignment: Assignment) -> None:
+        """A trial has this share of these devices from now on."""
+        self._release(assignment.trial)
+        bytes = self.demands[assignment.trial].bytes
+        self.assigned[assignment.trial] = assignment
+        for name in assignment.devices:
+            taken = self._taken[name]
+            taken.trials[assignment.trial] = assignment
+            taken.share += min(1.0, assignment.share)
+            taken.bytes += bytes
+            self._account(name)
+
+    def left(self, trial: int) -> Placement:
+        """A trial is no longer in its bundle."""
+        place = self.running.pop(trial)
+        placement = place.members.pop(trial)
+        del self._begun[trial]
+        place.leaving.discard(trial)
+        self.moving.discard(trial)
+        self.lost.discard(trial)
+        self._pace.left(trial, place.members, self._clock())
+        self._release(trial)
+        self.demands.pop(trial)
+        return placement
+
+    def lose(self, device: str) -> None:
+        """A device is gone: trials that run there have no part of it, and are told of later."""
+        for trial in [trial for trial, place in self.running.items() if device in place.devices]:
+            self.lost.add(trial)
+            self._release(trial)
+
+    def _release(self, trial: int) -> None:
+        assignment = self.assigned.pop(trial, None)
+        for name in () if assignment is None else assignment.devices:
+            taken = self._taken[name]
+            gone = taken.trials.pop(trial)
+            taken.share -= min(1.0, gone.share)
+            taken.bytes -= self.demands[trial].bytes
+            self._account(name)
+
+    def _account(self, name: str) -> None:
+        taken = self._taken[name]
+        if not taken.trials:
+            taken.share = 0.0  # sums of shares such as 1/3 do not come back to 0 exactly
+        if name in self.devices and taken.share < 1 - FULL:
+            self.room[name] = Room(1.0 - taken.share, self.devices[name].memory - taken.bytes)
+        else:
+            self.room.pop(name, None)
+        signatures = {self.demands[trial].signature for trial in taken.trials} if len(taken.trials) < 2 else None
+        if signatures is None:
+            return  # a trial that comes or goes where others are changes nothing, unless it is unlike them
+        self.kinds.pop(name, None)
+        for signature in signatures:
+            self.kinds[name] = signature
+
+    # Changing bundles that run
+
+    def bundles(self) -> list[Place]:
+        """The bundles that run, without those whose device was lost, which end by themselves."""
+        return list({place.name: place for trial, place in self.running.items() if trial not in self.lost}.values())
+
+    def move(self, trial: int) -> bool:
+        """A trial is to leave at its next boundary, but not in the instant in which it came: nobody only moves."""
+        place = self.running[trial]
+        if trial in place.leaving or self._clock() <= self._begun[trial]:
+            return False
+        place.leaving.add(trial)
+        self.moving.add(trial)
+        return True
+
+    def shrink(self, signature: str, size: int, devices: Collection[str]) -> None:
+        """Bundles of a signature on these devices hold no more than ``size``; where 1 is best they are dissolved."""
+        for place in self.bundles():
+            if place.signature != signature or place.devices[0] not in devices or place.mode != "fused":
+                continue
+            place.size = size
+            for trial in place.members.keys() & self.assigned.keys():
+                self.hold(replace(self.assigned[trial], share=1 / size))
+            if len(place.members) > size:
+                place.leaving |= set(list(place.members)[size if size > 1 else 0 :])
+                self.declare(place)
+
+    def stop(self) -> None:
+        """Every trial leaves."""
+        for place in self.bundles():
+            place.leaving |= place.members.keys()
+            self.declare(place)
+
+    def declare(self, place: Place) -> None:
+        """Tell the executor what a bundle should hold."""
+        placements = tuple(one for trial, one in place.members.items() if trial not in place.leaving)
+        if placements or place.leaving:
+            self._place(
+                Bundle(
+                    place.name,
+                    place.devices,
+                    placements,
+                    place.mode,
+                    place.signature,
+                    place.size,
+                    place.reason,
+                    measure=place.measure,
+                )
+            )

@@ -1,0 +1,131 @@
+"""Trials that change their devices: who moves onto idle ones and back, and how many devices are of use.
+
+What several devices give a trial is measured by one of its signature, once devices are idle: it moves onto 1, 2, 4, …
+of them in turn (invariant 7). After that the scheduler knows its curve, and decides who grows and who shrinks; what it
+leaves idle is dealt to trials that are alone on their devices, and given back to trials that wait.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from penstock.bundle import Parted
+from penstock.scheduling.base import Assignment
+from penstock.scheduling.growing import Growing, give_back, grow_apart, keeps, probe, split
+from penstock.scheduling.nodes import consolidate
+from penstock.scheduling.sizing import size
+
+if TYPE_CHECKING:
+    from penstock.engine.placing import Placing
+
+SLACK = 0.9  # of what was requested may be left before less is: each request is looked at
+
+
+class Elastic:
+    """What becomes of idle devices, and of trials that were made to leave for them."""
+
+    def __init__(self, placing: Placing, growing: Growing, *, spreads: bool) -> None:
+        self._placing, self._bundling = placing, placing.bundling
+        self._growing, self._spreads = growing, spreads
+        self.destined: dict[int, Assignment] = {}  # what trials are given when they have left their bundles
+        self.apart: set[frozenset[str]] = set()  # devices whose workers did not meet
+        self._requested = 0
+
+    def parted(self, event: Parted) -> None:
+        """Workers did not meet: they are not tried together again. Their trial is told of after this."""
+        self.apart.add(frozenset(event.devices))
+        warnings.warn(f"{event.error} It goes on elsewhere.", stacklevel=2)
+
+    def enter(self) -> None:
+        """Trials that have left for other devices go there, once these are free; where they cannot be, anywhere."""
+        bundling, waiting = self._bundling, self._placing.queue.waiting
+        told = {}
+        for trial, one in list(self.destined.items()):
+            there = {other for name in one.devices for other in bundling.on(name)} - {trial}
+            friends = one.share < 1 and all(bundling.assigned[other].share == one.share for other in there)
+            if not (there <= bundling.moving or friends) or not set(one.devices) <= bundling.devices.keys():
+                del self.destined[trial]
+            elif trial in waiting and bundling.fits(one, waiting[trial].bytes):
+                place = self._placing.enter(one)
+                if place is not None:
+                    told[place.name] = place
+        for place in told.values():
+            bundling.declare(place)
+
+    def use_idle(self) -> None:
+        """Idle devices that no trial waits for: a bundle is split, a trial tries them, or trials grow onto them."""
+        if self.destined:
+            return
+        view, speed = self._placing.view(), self._placing.pace.speed()
+        if not view.room:
+            return
+        made = split(view, speed)
+        if not made and self._spreads:
+            ranked = self._ranked()
+            one = probe(view, ranked, speed, self._growing)
+            made = [one] if one is not None else grow_apart(view, ranked, speed, self._growing)
+        self._destine(made)
+
+    def give_back(self) -> None:
+        """Trials that wait are given devices that were idle when others grew onto them."""
+        if self._spreads and not self.destined and not self._bundling.moving:
+            view = self._placing.view()
+            self._destine(give_back(view, self._ranked(), len(self._placing.queue.waiting)))
+
+    def settle(self, signature: str) -> None:
+        """What several devices give a signature is known: the trial that measured it keeps those that pay."""
+        placing = self._placing
+        for place in self._bundling.bundles():
+            if place.measure and place.signature == signature:
+                (trial,) = place.members
+                place.measure = False
+                made = keeps(placing.view(), trial, self._ranked(), placing.pace.speed(), self._growing)
+                self._destine([] if made is None else [made])
+
+    def request(self) -> None:
+        """Say how many devices are of use. Where nodes would come free, trials are packed first (RubberBand §4.4)."""
+        placing, bundling, executor = self._placing, self._bundling, self._placing.executor
+        demands = list(placing.queue.waiting.values())
+        wanted = size(placing.view(), demands, placing.pace.speed(), executor.provisioning, self._requested)
+        few, before = wanted.count < len(bundling.devices), self._requested
+        if wanted.count > before or wanted.count < SLACK * before or (few and wanted.count != before):
+            self._requested = wanted.count
+            executor.request([wanted])
+        if few and self._spreads and executor.scales and not demands and not bundling.moving:
+            self._pack(wanted.count)
+
+    def _pack(self, count: int) -> None:
+        """Move trials so that whole nodes come free, where so many devices are enough."""
+        held, fixed = dict[int, tuple[str, ...]](), list[int]()
+        for place in self._bundling.bundles():
+            first = next(iter(place.members))
+            held[first] = place.devices
+            if len(place.members) > 1:
+                fixed.append(first)  # a fused bundle stays
+        moves, _ = consolidate(self._bundling.devices, held, max(count, len(held)), fixed)
+        assigned = self._bundling.assigned
+        self._destine(
+            [
+                Assignment(trial, devices, float(len(devices)), lent=assigned[trial].lent)
+                for trial, devices in moves.items()
+            ]
+        )
+
+    def _ranked(self) -> list[int]:
+        """The trials that run, the best first."""
+        trials = self._placing.history.trials
+        return sorted(
+            self._bundling.assigned, key=lambda number: (trials[number].diverged, -trials[number].best_score, number)
+        )
+
+    def _destine(self, made: list[Assignment]) -> None:
+        told = {}
+        for one in made:
+            if self._bundling.move(one.trial):
+                self.destined[one.trial] = one
+                told[self._bundling.running[one.trial].name] = self._bundling.running[one.trial]
+            else:
+                self._placing.changed = True  # it came just now: once more at the next boundary
+        for place in told.values():
+            self._bundling.declare(place)
