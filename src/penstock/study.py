@@ -37,7 +37,7 @@ from penstock.scheduling.growing import FIRST, First, Growing
 from penstock.scheduling.sharded import sharded
 from penstock.scheduling.waterfill import waterfill
 from penstock.space import Space
-from penstock.speed.model import SpeedModel
+from penstock.speed.model import Sharing, SpeedModel
 from penstock.speed.profiles import Profiles
 from penstock.stopping import say_how_to_resume, stoppable
 from penstock.tabulated import TabulatedTask
@@ -368,11 +368,12 @@ class Study:
     def _pace(self, executor: Executor, sharing: str, scheduler: str, dir: Path) -> Pace:
         """What is learnt of the trials' speed; where trials share devices, as far as that pays."""
         alone = sharing in ("solo", "distributed") or scheduler == "fifo" or isinstance(self.task, FunctionTask)
+        together: Sharing = "forced" if sharing == "fused" else "measured"
         if alone or shards(self.task) > 1 or "fused" not in executor.modes:
-            model = SpeedModel("never")
-        else:
-            model = SpeedModel("forced" if sharing == "fused" else "measured")
-        return Pace(model, Shelf(Profiles.open(dir.parent / "profiles.jsonl"), fingerprint(self.task)))
+            together = "never"
+        model = SpeedModel(together, spreads=self._spreads(executor, sharing))
+        profiles = Profiles.open(dir.parent / "profiles.jsonl", kept=not executor.virtual)
+        return Pace(model, Shelf(profiles, fingerprint(self.task)))
 
     def _spreads(self, executor: Executor, sharing: str) -> bool:
         """Whether one trial may have several devices."""

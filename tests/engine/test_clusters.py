@@ -1,6 +1,5 @@
 """Whole studies on simulated clusters: every algorithm under every scheduler, with devices that come and go."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from penstock.scheduling.fifo import fifo
 from penstock.speed.curve import Curve
 from penstock.study import SCHEDULERS as SCHEDULERS_BY_NAME
 from penstock.trial import Member, StartFrom, TrialGroup
+from tests.engine.known import know
 from tests.tasks import Blobs
 
 SPACE = {"x": ps.uniform(0, 1), "slow": ps.choice([1, 2, 5])}
@@ -117,26 +117,48 @@ def test_equal_seeds_give_equal_logs(scheduler):
     assert first[1:] == second[1:]
 
 
-def test_a_known_curve_makes_the_next_study_share_from_its_start():
-    first = study(ps.Random(budget=2), 1, name="profile").run(on=cluster(), progress=False)
-    assert [row.mode for row in first.timeline()] == ["solo"], "where nothing is measured, nothing is assumed"
+def test_a_known_curve_makes_a_study_share_from_its_start():
+    first = study(ps.Random(budget=2), 1, name="first").run(on=cluster(), progress=False)
+    assert first.timeline()[0].mode == "solo", "a lone trial shows nothing of sharing"
+    know(ps.TabulatedTask(look_up), CURVE, *cluster().cluster())
     second = study(ps.Random(budget=4), 15).run(on=cluster(), progress=False)
     start = [row for row in second.timeline() if row.start == 0]
     assert {row.mode for row in start} == {"fused"}
-    assert len(start) > 5
+    assert len(start) == 15
+    assert not [event for event in log() if isinstance(event, Measured) and event.kind == "sharing"]
+
+
+def test_trials_of_which_nothing_is_known_are_spread_over_the_devices_and_measure():
+    study(ps.Random(budget=2), 8).run(on=cluster(2), progress=False)
+    events = log()
+    found = next(i for i, event in enumerate(events) if isinstance(event, Measured))
+    placed = [event for event in events[:found] if isinstance(event, Placed)]
+    assert [event.devices[0][-1] for event in placed] == list("01010101")
+    assert {event.share for event in placed} == {1 / 64}
+    rows = [row for row in study(ps.Random(budget=2), 8).timeline() if row.end > row.start]
+    for name in names(cluster(2)):
+        most = max(sum(row.device == name and row.start <= now < row.end for row in rows) for now in range(60))
+        assert most == 3, "bundles shrank to what pays before a unit was trained"
+
+
+def test_what_a_simulation_measures_is_not_kept_for_real_studies():
+    study(ps.Random(budget=2), 8).run(on=cluster(2), progress=False)
+    assert not Path(".penstock/profiles.jsonl").exists()
 
 
 def test_what_was_cut_of_a_measured_curve_is_said():
-    wasteful = cluster(curve=Curve((1.0, 9.0), (1.0, 0.6)))
+    wasteful = cluster(1, curve=Curve((1.0, 9.0), (1.0, 0.6)))
     study(ps.Random(budget=2), 2).run(on=wasteful, progress=False)
     (found,) = (event for event in log() if isinstance(event, Measured))
     assert found.reason == "simulated; sharing stops to pay at 1 trial a device, of 2 tried"
 
 
 def test_sharing_can_be_refused():
-    study(ps.Random(budget=2), 1, name="profile").run(on=cluster(), progress=False)
+    know(ps.TabulatedTask(look_up), CURVE, *cluster().cluster())
     result = study(ps.Random(budget=4), 15).run(on=cluster(), sharing="solo", progress=False)
-    assert {row.share for row in result.timeline()} <= {1, 2, 3, 4}
+    assert {row.share for row in result.timeline()} == {1}
+    result = study(ps.Random(budget=4), 2, name="d").run(on=cluster(), sharing="distributed", progress=False)
+    assert max(row.share for row in result.timeline()) > 1
 
 
 def test_trials_of_other_signatures_share_a_device_as_processes():
@@ -144,10 +166,13 @@ def test_trials_of_other_signatures_share_a_device_as_processes():
         return ps.Tabulated({"loss": [config["x"]] * 9}, 1.0, signature=str(config["slow"]), curve=Curve((1.0, 1.0)))
 
     task = ps.TabulatedTask(unlike)
-    study(ps.Random(budget=2), 6, name="profile", task=task).run(on=cluster(6), progress=False)
-    result = study(ps.Random(budget=4), 9, task=task).run(on=cluster(3), progress=False)
-    assert "processes" in {row.mode for row in result.timeline()}
-    assert_not_oversubscribed(result.timeline(), names(cluster(3)))
+    for kind in ("1", "2", "5"):
+        know(task, Curve((1.0, 1.0)), *cluster().cluster(), signature=kind)
+    together = study(ps.Random(budget=4), 9, name="p", task=task).run(on=cluster(1, processes=True), progress=False)
+    assert "processes" in {row.mode for row in together.timeline()}
+    assert_not_oversubscribed(together.timeline(), names(cluster(1)))
+    apart = study(ps.Random(budget=4), 9, task=task).run(on=cluster(1), progress=False)
+    assert {row.mode for row in apart.timeline()} <= {"solo", "fused"}, "as on real devices"
 
 
 def test_trials_that_start_at_once_share_with_their_like():
@@ -158,7 +183,6 @@ def test_trials_that_start_at_once_share_with_their_like():
         "task": ps.TabulatedTask(two_kinds),
         "space": {"x": ps.grid([0.1, 0.2, 0.3, 0.4]), "slow": ps.grid([1, 2])},
     }
-    study(ps.Grid(budget=1), name="profile", **settings).run(on=cluster(8), progress=False)
     result = study(ps.Grid(budget=4), **settings).run(on=cluster(2), progress=False)
     together = {}
     for event in (event for event in log() if isinstance(event, Placed)):
@@ -179,9 +203,8 @@ def mixed(**changes):
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize(("algorithm", "trials"), [(ps.Hyperband(max_budget=9), None), (ps.ASHA(max_budget=9), 20)])
 def test_a_curve_that_was_measured_on_one_type_is_used_on_no_other(algorithm, trials, scheduler):
-    study(ps.Random(budget=3), 9, name="profile").run(on=mixed(), progress=False)
-    found = {(event.device.split()[0], event.size) for event in log("profile") if isinstance(event, Measured)}
-    assert found == {("new", 3), ("old", 1)}
+    for device in mixed().cluster():
+        know(ps.TabulatedTask(look_up), mixed().curves["tabulated", device.type], device)
     result = study(algorithm, trials).run(on=mixed(), scheduler=scheduler, progress=False)
     assert_sound(result, names(mixed()))
     placed = [event for event in log() if isinstance(event, Placed)]
@@ -195,14 +218,12 @@ def test_a_curve_that_was_measured_on_one_type_is_used_on_no_other(algorithm, tr
         assert max(shares["old"]) > 1
 
 
-def test_a_type_of_which_nothing_is_known_is_not_shared():
-    new = [Device(f"new {i}", "new", 2**34) for i in range(2)]
-    study(ps.Random(budget=3), 2, name="profile").run(on=cluster(new), progress=False)
-    both = cluster([*new, *(Device(f"old {i}", "old", 2**34) for i in range(2))])
-    result = study(ps.Random(budget=4), 12).run(on=both, progress=False)
-    start = [row for row in result.timeline() if row.start == 0]
-    assert {row.share for row in start if row.device.startswith("old")} == {1.0}
-    assert max(row.share for row in start if row.device.startswith("new")) < 1
+def test_a_type_of_which_nothing_is_known_measures_for_itself():
+    devices = [Device(f"{type} {i}", type, 2**34) for type in ("new", "old") for i in range(2)]
+    know(ps.TabulatedTask(look_up), CURVE, devices[0])
+    study(ps.Random(budget=4), 16).run(on=cluster(devices), progress=False)
+    found = [event for event in log() if isinstance(event, Measured) and event.kind == "sharing"]
+    assert {event.device.split()[0] for event in found} == {"old"}
 
 
 def test_fast_devices_are_given_more_and_a_slow_one_is_no_straggler():
@@ -237,7 +258,7 @@ class Budgets(Granting):
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "seconds"), [("fifo", 30), ("static_fluid", 12), ("dynamic_fluid", 10), ("waterfill", 10)]
+    ("scheduler", "seconds"), [("fifo", 10.8), ("static_fluid", 10), ("dynamic_fluid", 10), ("waterfill", 10)]
 )
 def test_the_toy_example_of_fluids_figure_5(scheduler, seconds):
     free = ps.Simulated(devices=5, curve=Curve((1.0, 2.0), (1, 1 / 2, 1 / 3, 1 / 4, 1 / 5)))
@@ -247,7 +268,7 @@ def test_the_toy_example_of_fluids_figure_5(scheduler, seconds):
         return ps.Tabulated({"loss": [1.0] * 30}, 1.0, curve=known)
 
     task = ps.TabulatedTask(table)
-    study(Budgets(2), name="profile", task=task).run(on=free, progress=False)
+    know(task, known, *free.cluster())
     study(Budgets(4, 4, 12, 30), task=task).run(on=free, scheduler=scheduler, progress=False)
     assert log()[-1].clock == pytest.approx(seconds)
 
@@ -275,7 +296,7 @@ def test_losing_any_device_at_any_time_loses_no_report(tmp_path_factory, losses,
             saved[event.trial] = event.state
         elif isinstance(event, Placed):
             assert event.state == saved.get(event.trial), "it goes on from its last state"
-    there = [e.types for e in events if isinstance(e, Devices)]
+    there = [e.devices for e in events if isinstance(e, Devices)]
     assert len(there[0]) == 5
 
 
@@ -358,39 +379,6 @@ def test_a_trial_that_moves_has_what_suits_those_that_are_there_whoever_may_foll
     study(asha, 12).run(on=cluster(4), scheduler="fifo", progress=False)
     assert {opened[demand.trial] for demand in moved} == {True, False}
     assert not any(demand.open for demand in moved)
-
-
-def test_what_a_unit_took_beside_unlike_trials_refines_no_curve(monkeypatch):
-    class Unlike(Budgets):
-        def ask(self):
-            members = [Member(n, {"x": float(n), "slow": 1}, budget) for n, budget in enumerate(self.budgets)]
-            self.budgets = ()
-            return [self._grant("one", members)] if members else []
-
-    def joining(view, demands, speed):
-        first, second = view.devices
-        if not view.running:
-            return [Assignment(0, (first,), 0.5), Assignment(1, (second,), 0.5)]
-        return [Assignment(one.trial, (first,), 0.5) for one in demands if one.trial == 2 and len(view.running) == 1]
-
-    look_up_two = ps.TabulatedTask(
-        lambda config: ps.Tabulated({"loss": [0.0] * 9}, 1.0, signature=f"{config['x'] > 0}")
-    )
-    curves = {(name, "simulated"): Curve.of(1.1, 2) for name in ("True", "False")}
-    monkeypatch.setitem(SCHEDULERS_BY_NAME, "fifo", joining)
-    there = ps.Simulated(devices=2, curves=curves)
-    study(Unlike(9, 3, 3), task=look_up_two).run(on=there, scheduler="fifo", progress=False)
-    assert "processes" in {event.mode for event in log() if isinstance(event, Placed)}
-    lines = [json.loads(line) for line in Path(".penstock/profiles.jsonl").read_text().splitlines()]
-    last = {line["signature"]: line["seconds"] for line in lines}
-    assert [last[name]["2"] / last[name]["1"] for name in ("True", "False")] == pytest.approx([1.1, 1.1])
-
-
-def test_what_moving_takes_is_kept_with_what_was_measured():
-    study(Budgets(4, 4, 12, 30)).run(on=cluster(start=0.5, stop=3.0), scheduler="dynamic_fluid", progress=False)
-    assert len([event for event in log() if isinstance(event, Placed)]) > 4, "somebody moved"
-    lines = Path(".penstock/profiles.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["moving"] == pytest.approx(3.5)
 
 
 def test_a_trial_is_not_given_up_for_the_devices_that_it_lost():
@@ -519,8 +507,8 @@ def test_ways_to_run_that_contradict_themselves(how, said):
 def test_a_trial_that_moves_stays_on_its_type_of_device():
     devices = [Device(f"gpu {i}", type, 2**40) for i, type in enumerate(["fast", "fast", "slow", "slow"])]
     mixed = cluster(devices, speeds={"fast": 2, "slow": 0.5})
-    for name in ("profile", "s"):
-        result = study(ps.Random(budget=6), 4, name=name).run(on=mixed, progress=False)
+    know(ps.TabulatedTask(look_up), CURVE, *devices)
+    result = study(ps.Random(budget=6), 4).run(on=mixed, progress=False)
     types = {device.name: device.type for device in devices}
     seen = {}
     for row in result.timeline():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from penstock.engine.clocking import device_kind
 from penstock.executors.simulated.settings import Simulated
-from penstock.speed.curve import Curve, measured
-from penstock.speed.profiles import Profiles
+from penstock.speed.curve import Curve
+from penstock.speed.model import SpeedModel
+from penstock.speed.profiles import Profile, Profiles
 from penstock.tabulated import TabulatedTask
 from penstock.task import FunctionTask, fingerprint
 
@@ -20,26 +23,55 @@ NOBODY = "no device is shared and no trial has several"
 
 
 def rehearsal(study: Study, devices: int) -> tuple[Simulated, str]:
-    """A cluster of so many devices for a study, and a line that says where the curves of its trials come from."""
+    """A cluster of so many devices for a study, and a line that says where the curves of its trials come from.
+
+    Its devices are those that as many workers on this machine would have. So a study knows beforehand there what it
+    would know here, and trials take the time there that they took here.
+    """
     if isinstance(study.task, TabulatedTask):
         said = "Simulated: trials share and spread as their tables' own curves say, where they have one."
         return Simulated(devices), said
     if isinstance(study.task, FunctionTask):
         return Simulated(devices), f"Simulated: of a function nothing is measured, so {NOBODY}."
+    here, path = one_of(devices), study.dir / "profiles.jsonl"
+    found = Profiles.open(path).of(fingerprint(study.task), device_kind(here))
+    signatures = sorted({one.signature for one in found if one.kind in ("sharing", "scaling")})
+    curves = {(signature, here.type): _curve(signature, here.type, found) for signature in signatures}
+    cluster = Simulated(
+        [replace(here, name=f"{here.type} {i}") for i in range(devices)],
+        curves=curves,
+        unit_seconds={one.signature: one.table[1] for one in found if one.kind == "unit"} or None,
+        start=_mean(found, "moving", 0),
+        stop=_mean(found, "moving", 1),
+        opening=_mean(found, "opening", 0),
+    )
+    return cluster, _said(here, path, list(curves.values()))
+
+
+def one_of(devices: int) -> Device:
+    """The device that each of so many workers on this machine has: cores are divided among them."""
     from penstock.executors.local import find_devices
 
-    here, path = find_devices()[0], study.dir / "profiles.jsonl"
-    found = Profiles.open(path).of(fingerprint(study.task), device_kind(here))
-    cluster = Simulated(devices, memory=here.memory)
-    tables = {(one.signature, one.kind): one.table for one in found}
-    signatures = {one.signature for one in found if one.kind in ("sharing", "scaling")}
-    curves = {
-        (signature, cluster.type): measured(
-            tables.get((signature, "sharing"), {}), tables.get((signature, "scaling"), {})
-        )[0]
-        for signature in sorted(signatures)
-    }
-    return Simulated(devices, memory=here.memory, curves=curves), _said(here, path, list(curves.values()))
+    here = find_devices()[0]
+    if here.threads is None or devices == 1:
+        return here
+    return replace(here, threads=max(1, here.threads // devices), memory=here.memory // devices)
+
+
+def _curve(signature: str, type: str, found: list[Profile]) -> Curve:
+    """What the speed model makes of a signature's profiles."""
+    model = SpeedModel()
+    model.know(0, signature)
+    for one in found:
+        if (one.signature, one.kind) == (signature, "sharing"):
+            model.shared(signature, type, one.table, one.size)
+        elif (one.signature, one.kind) == (signature, "scaling"):
+            model.spread(signature, type, one.table)
+    return model.curve(type, 0)
+
+
+def _mean(found: list[Profile], kind: str, count: int) -> float:
+    return fmean([one.table[count] for one in found if one.kind == kind] or [0.0])
 
 
 def _said(here: Device, path: Path, curves: list[Curve]) -> str:

@@ -67,6 +67,12 @@ class Pace:
         self._devices: dict[str, Device] = {}  # lost ones too: what was measured there may still be told
         self._types: dict[str, Device] = {}  # the first device of each type that there is
         self._recalled: set[tuple[str, str]] = set()  # signatures and types
+        self._opened = 0.0  # the clock when the study was taken up
+        self._opening: tuple[Device, float] | None = None  # where the first trial was placed, and how long after
+
+    def open(self, clock: float) -> None:
+        """A driver takes the study up."""
+        self._opened = clock
 
     def look(self, devices: Mapping[str, Device]) -> None:
         """These devices there are; of those of a new type something may be known from an earlier study."""
@@ -130,6 +136,8 @@ class Pace:
         """Keep what was learnt for the next study."""
         if self.shelf is None:
             return
+        if self._opening is not None:
+            self.shelf.put("", self._opening[0], "opening", {0: self._opening[1]})
         for signature in sorted(set(self._signatures.values()) - {""}):
             for device in {device_kind(one): one for one in self._devices.values()}.values():
                 self._keep(self.shelf, signature, device)
@@ -150,6 +158,8 @@ class Pace:
 
     def entered(self, trial: int, device: str, together: Collection[int], clock: float) -> None:
         """A trial has come into a bundle on a device, or on several of its type."""
+        if self._opening is None:
+            self._opening = self._devices[device], clock - self._opened
         self._going[trial] = _Going(self._devices[device].type, clock)
         self._mixed(together, clock)
 

@@ -124,6 +124,7 @@ class Engine:
     def open(self, opened: events.Opened, pending: Iterable[Event]) -> None:
         """Take up the study, with the decisions that are pending."""
         self._log(opened)
+        self.placing.pace.open(self.used)
         self.placing.look()
         self.collecting.find()
         for record in self.history.trials:
@@ -207,12 +208,14 @@ class Engine:
         elif isinstance(event, Finished):
             self._finish(record, self.placing.left(event.trial).budget)
         elif isinstance(event, Stopped):
+            moved = place if event.trial in self.placing.bundling.moving else None  # else its bundle was too large
             self.placing.pace.stopped(event.trial, self.clock())
             self.placing.left(event.trial)
             if event.state is not None and event.state not in (record.state, record.start):
                 self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
-            if self._ending is None:  # its bundle was too large, or it is to have other devices
-                self.placing.ask(record, moved=place)
+            self._log(events.Stopped(event.trial, event.attempt, self.clock()))
+            if self._ending is None:
+                self.placing.ask(record, moved=moved)
         elif event.unwritten:
             raise StudyError(event.error)
         else:

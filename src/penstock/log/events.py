@@ -138,6 +138,15 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Stopped:
+    """A trial was made to leave its devices before its budget; it goes on from its last state."""
+
+    trial: int
+    attempt: int
+    clock: float
+
+
+@dataclass(frozen=True)
 class Dropped:
     """The algorithm will not ask for these trials again."""
 
@@ -152,10 +161,10 @@ class Ended:
     clock: float
 
 
-Event = Opened | Asked | Wrote | Placed | Devices | Measured | Reported | Saved | Failed | Dropped | Ended
+Event = Opened | Asked | Wrote | Placed | Devices | Measured | Reported | Saved | Failed | Stopped | Dropped | Ended
 _KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
-    for kind in (Opened, Asked, Wrote, Placed, Devices, Measured, Reported, Saved, Failed, Dropped, Ended)
+    for kind in (Opened, Asked, Wrote, Placed, Devices, Measured, Reported, Saved, Failed, Stopped, Dropped, Ended)
 }
 
 

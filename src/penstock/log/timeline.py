@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.log.events import Asked, Devices, Ended, Event, Failed, Opened, Placed, Reported, Saved
+from penstock.log.events import Asked, Devices, Ended, Event, Failed, Opened, Placed, Reported, Saved, Stopped
 
 Span = tuple[float, float]
 
@@ -60,8 +60,9 @@ class _Stay:
 def timeline(events: Iterable[Event]) -> list[Row]:
     """A row for each device of each placement, in the order of placement.
 
-    A placement ends when its trial fails or has come to the budget granted. A trial that is placed again without
-    either was stopped: it ended with the last thing said of it, or just then where nothing was. One that was still
+    A placement ends when its trial fails, is stopped or has come to the budget granted. A log of the first version does
+    not say that a trial was stopped: one that is placed again without either of the others ended with the last thing
+    said of it, or just then where nothing was. One that was still
     there when the study ended did so with the state that was saved for it, if that was the last thing said, or
     else with the study. When a driver was killed, or still runs, its trials stay until the last line it wrote. In no
     case does one stay on a device where another was placed since and either is alone.
@@ -93,11 +94,11 @@ def timeline(events: Iterable[Event]) -> list[Row]:
                 on[device] = [*beside, stay]
             stays.append(stay)
             there[event.trial] = stay
-        elif isinstance(event, Reported | Saved | Failed):
+        elif isinstance(event, Reported | Saved | Failed | Stopped):
             one = there.get(event.trial)
             if one is None or one.placed.attempt != event.attempt:
                 continue
-            if isinstance(event, Failed) or _unit(event) >= one.budget:
+            if isinstance(event, Failed | Stopped) or _unit(event) >= one.budget:
                 one.end = event.clock
                 del there[event.trial]
             else:

@@ -97,11 +97,12 @@ class SpeedModel:
     A curve belongs to a signature on a device type: trials of one task that differ in their hyperparameters alone react
     alike to sharing and spreading (Fluid §4.2.2), however long their own units take, and other devices are other. A
     signature of which no bundle was measured yet is taken to share for free, up to ``UNKNOWN_SIZE``: its first bundle
-    measures itself, on steps that count as training (invariant 7).
+    measures itself, on steps that count as training (invariant 7). ``spreads`` says whether a trial may have several
+    devices.
     """
 
-    def __init__(self, sharing: Sharing = "measured") -> None:
-        self.sharing = sharing
+    def __init__(self, sharing: Sharing = "measured", *, spreads: bool = True) -> None:
+        self.sharing, self.spreads = sharing, spreads
         self._signatures: dict[int, str] = {}  # by trial
         self._types: defaultdict[str, _Type] = defaultdict(_Type)
         self._all = _Mean()
@@ -267,7 +268,7 @@ class SpeedModel:
         return _free(size or (LARGEST if self.sharing == "forced" else UNKNOWN_SIZE))
 
     def _refit(self, kind: _Kind) -> list[str]:
-        curve, said = measured(_values(kind.sharing), _values(kind.scaling))
+        curve, said = measured(_values(kind.sharing), _values(kind.scaling) if self.spreads else {})
         if self.sharing == "measured" and kind.sharing:
             sharing = _as_far(curve.sharing, max(kind.sharing), kind.size or 1)
         else:

@@ -18,13 +18,14 @@ from typing import Any, Literal, get_args
 
 LINES = 1000  # a longer file is rewritten when it is opened, with the newest half of that at most
 
-Kind = Literal["sharing", "scaling", "unit", "moving"]
+Kind = Literal["sharing", "scaling", "unit", "moving", "opening"]
 """What a table counts.
 
 - "sharing": seconds of one step of a whole bundle, by the number of its trials; 1 is a trial that runs solo.
 - "scaling": seconds of one step of one trial, by the number of its devices.
 - "unit": seconds of a unit of a trial alone on a device, by the count 1.
 - "moving": seconds that a trial takes to start (0) and to stop (1).
+- "opening": seconds from a study's start to its first placement, by the count 0.
 """
 
 
@@ -52,24 +53,28 @@ Key = tuple[str, str, str, str]
 
 @dataclass
 class Profiles:
-    """The profiles in one file: those that were there when it was opened, and those put since."""
+    """The profiles in one file: those that were there when it was opened, and those put since.
+
+    ``kept`` says whether the next study finds them: what a simulation measures is true of nothing else.
+    """
 
     path: Path
+    kept: bool = True
     _known: dict[Key, Profile] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path | str) -> Profiles:
+    def open(cls, path: Path | str, *, kept: bool = True) -> Profiles:
         """Read the file, where there is one, and rewrite it where it has grown long.
 
         What another study appends while it is rewritten is lost: that study has it, and the next measures again.
         """
-        profiles = cls(Path(path))
+        profiles = cls(Path(path), kept)
         with suppress(OSError):
             lines = profiles.path.read_bytes().splitlines()
             for line in lines:
                 if (profile := _decode(line)) is not None:
                     profiles._take(profile)
-            if len(lines) > LINES:
+            if kept and len(lines) > LINES:
                 profiles._rewrite()
         return profiles
 
@@ -86,6 +91,8 @@ class Profiles:
         if self._known.get(_key(profile)) == profile:
             return
         self._take(profile)
+        if not self.kept:
+            return
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)

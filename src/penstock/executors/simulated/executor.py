@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from random import Random
 from typing import Any
 
-from penstock.bundle import Bundle, BundleMode, Description, Device, Failed, Finished, Job, Placement, Stopped
+from penstock.bundle import Bundle, BundleMode, Description, Device, Failed, Finished, Job, Placement, Request, Stopped
 from penstock.errors import PenstockError, StudyError
-from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
+from penstock.executors.base import Executor, ExecutorEvent
+from penstock.executors.simulated.devices import Devices
 from penstock.executors.simulated.runs import Lookup, Member, Run, Source, Trained, pace, shared, spread
 from penstock.executors.simulated.settings import Simulated as Simulated
-from penstock.seeds import key
 from penstock.speed.curve import Curve
 from penstock.tabulated import TabulatedTask
 from penstock.task import Task
@@ -37,36 +36,33 @@ class SimulatedExecutor(Executor):
     spreading does, as workers do: at once, and for no time.
     """
 
-    modes: frozenset[BundleMode] = frozenset({"solo", "fused", "distributed"})
     virtual = True
 
     def __init__(self, job: Job, settings: Simulated) -> None:
         self._job, self._settings = job, settings
         self.provisioning = settings.provision
-        self._now, self._woken = 0.0, False
+        self.modes: frozenset[BundleMode] = frozenset({"solo", "fused", "distributed"})
+        if settings.processes:
+            self.modes |= {"processes"}
+        self.flexible = self.scales = settings.most is not None
+        self._now, self._woken = settings.opening, False
         self._urgent = False  # something was measured: bundles may change before they begin
         self._heap: list[tuple[float, int, Callable[[Any], None], Any, int]] = []
         self._counter = count()
         self._events: list[ExecutorEvent] = []
-        self._there = {device.name: device for device in settings.cluster()}
-        self._listed = list(self._there.values())
-        self._known = {*self._there, *(device.name for _, device in settings.arrivals)}
-        self._comings: dict[str, int] = {}  # how often each device came, where losses are drawn
         self._on: dict[str, Run] = {}  # by device
         self._next: dict[str, Run] = {}  # what waits for it
         self._ended: dict[int, int] = {}  # the last attempt of each trial that has left
         self._unpaced: dict[Run, None] = {}  # whose number of trials has changed in this instant
         self._worker: Worker | None = None
         self._signatures: dict[str, str] = {}  # of configs that really train
-        for device in self._listed:
-            self._await_loss(device)
-        for when, name in settings.losses:
-            self._at(when, self._lose, name)
-        for when, device in settings.arrivals:
-            self._at(when + settings.provision, self._add, device)
+        self._devices = Devices(settings, self)
 
     def devices(self) -> Sequence[Device]:
-        return self._listed
+        return self._devices.listed
+
+    def request(self, wanted: Sequence[Request]) -> None:
+        self._devices.request(wanted)
 
     def now(self) -> float:
         return self._now
@@ -121,10 +117,11 @@ class SimulatedExecutor(Executor):
         return events
 
     def _stuck(self) -> str:
-        if self._there:
+        if self._devices.there:
             return (
                 f"Nothing can happen any more at {self._now:g} simulated seconds: no trial runs on the "
-                f"{len(self._there)} devices, and no device comes or goes. Trials that wait must fit on these devices."
+                f"{len(self._devices.there)} devices, and no device comes or goes. Trials that wait must fit on these "
+                "devices."
             )
         return (
             f"Nothing can happen any more at {self._now:g} simulated seconds: the last device is lost and none will "
@@ -138,38 +135,25 @@ class SimulatedExecutor(Executor):
         """Tell something in the next ``wait``, at this instant."""
         self._at(self._now, lambda said: self._events.append(said), event)
 
-    # Devices
+    # What devices need
 
-    def _await_loss(self, device: Device) -> None:
-        rate = self._settings.loss_rate / 3600
-        if rate > 0:
-            coming = self._comings[device.name] = self._comings.get(device.name, 0) + 1
-            drawn = Random(key(self._settings.seed, "loss", device.name, coming)).expovariate(rate)
-            self._at(self._now + drawn, self._lose_coming, (device.name, coming))
+    def after(self, seconds: float, action: Callable[[Any], None], subject: Any) -> None:
+        """Let something happen later."""
+        self._at(self._now + seconds, action, subject)
 
-    def _lose_coming(self, which: tuple[str, int]) -> None:
-        name, coming = which
-        if self._comings[name] == coming:
-            self._lose(name)
+    def tell(self, event: ExecutorEvent) -> None:
+        """Say something in this instant."""
+        self._events.append(event)
 
-    def _lose(self, name: str) -> None:
-        device = self._there.pop(name, None)
-        if device is None:
-            return
-        self._listed = list(self._there.values())
-        self._events.append(DeviceLost(device))
+    def idle(self, device: str) -> bool:
+        """Whether nothing is on a device or waits for it."""
+        return device not in self._on and device not in self._next
+
+    def abandon(self, device: str) -> None:
+        """Fail the trials on a device that is lost."""
         for runs in (self._next, self._on):
-            if name in runs:
-                self._fail(runs[name], f"device {name} was lost")
-        if self._settings.returns:
-            self._at(self._now + self._settings.provision, self._add, device)
-
-    def _add(self, device: Device) -> None:
-        if device.name not in self._there:
-            self._there[device.name] = device
-            self._listed = list(self._there.values())
-            self._events.append(DeviceAdded(device))
-            self._await_loss(device)
+            if device in runs:
+                self._fail(runs[device], f"device {device} was lost")
 
     def _fail(self, run: Run, error: str) -> None:
         for member in run.members.values():
@@ -185,7 +169,7 @@ class SimulatedExecutor(Executor):
     # Bundles
 
     def place(self, bundle: Bundle) -> None:
-        if unknown := [name for name in bundle.devices if name not in self._known]:
+        if unknown := [name for name in bundle.devices if name not in self._devices.known]:
             raise StudyError(f"Expected the names of simulated devices, got {', '.join(unknown)}.")
         here = list(dict.fromkeys(runs[d] for runs in (self._on, self._next) for d in bundle.devices if d in runs))
         ours = next((run for run in here if (run.name, run.devices) == (bundle.name, bundle.devices)), None)
@@ -197,12 +181,12 @@ class SimulatedExecutor(Executor):
             return
         if ours is not None:
             self._change(ours, bundle, entering)
-        elif gone := [name for name in bundle.devices if name not in self._there]:
+        elif gone := [name for name in bundle.devices if name not in self._devices.there]:
             for trial, attempt in entering:
                 self._ended[trial] = attempt
                 self._say(Failed(trial, attempt, f"device {gone[0]} was lost", died=True))
         else:
-            run = Run(bundle, min(self._settings.speeds.get(self._there[d].type, 1.0) for d in bundle.devices))
+            run = Run(bundle, min(self._settings.speeds.get(self._devices.there[d].type, 1.0) for d in bundle.devices))
             run.coming = entering
             self._next.update(dict.fromkeys(run.devices, run))
             self._settle(run)
@@ -210,7 +194,7 @@ class SimulatedExecutor(Executor):
     def _entering(self, bundle: Bundle, ours: Run | None) -> dict[tuple[int, int], tuple[Placement, Source, Curve]]:
         """Those that are new here, ready to begin; a declaration may still name those that have left."""
         entering = {}
-        first = self._there.get(bundle.devices[0])
+        first = self._devices.there.get(bundle.devices[0])
         for placement in bundle.placements:
             who = placement.trial, placement.attempt
             if placement.attempt <= self._ended.get(placement.trial, -1):
@@ -237,7 +221,10 @@ class SimulatedExecutor(Executor):
         worker = self._base()
         if isinstance(task, Task) and repr(config) not in self._signatures:
             self.describe([config], train=False)  # the worker has the data then, which its copies share
-        return Trained(placement, worker, settings.unit_seconds, self._signatures.get(repr(config), "")), None
+        signature, seconds = self._signatures.get(repr(config), ""), settings.unit_seconds
+        if isinstance(seconds, Mapping):
+            seconds = seconds.get(signature)
+        return Trained(placement, worker, seconds, signature), None
 
     def _base(self) -> Worker:
         if self._worker is None:
@@ -398,8 +385,9 @@ class SimulatedExecutor(Executor):
             return
         first, device = next(iter(run.members.values())), run.devices[0]
         if run.mode == "fused" and run.size is None and len(run.members) > 1:
-            run.size = first.curve.most
-            self._events.append(shared(first, device))
+            found = shared(first, device)
+            run.size = found.size
+            self._events.append(found)
             self._urgent = True
         elif run.measure:
             run.measure = False

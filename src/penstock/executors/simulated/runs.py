@@ -17,6 +17,7 @@ from penstock.errors import TaskError
 from penstock.executors.simulated.settings import Simulated
 from penstock.log.states import States
 from penstock.speed.curve import Curve, doublings
+from penstock.speed.sizes import best_size
 from penstock.tabulated import Tabulated
 from penstock.training.random.generators import own_randomness, random_state, set_random_state
 from penstock.training.worker import Worker
@@ -250,7 +251,8 @@ def shared(member: Member, device: str) -> Measured:
     """What sharing a device costs a trial's like in truth."""
     curve, unit = member.curve, member.source.seconds() / member.run.speed
     table = {count: unit * curve.at(1 / count) for count in doublings(curve.most)}
-    return Measured(member.source.signature, device, "sharing", table, curve.most, "simulated", "simulated")
+    size = best_size(table, curve.most)
+    return Measured(member.source.signature, device, "sharing", table, size, "simulated", "simulated")
 
 
 def spread(member: Member, device: str) -> Measured:

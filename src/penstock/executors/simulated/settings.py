@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 
 from penstock.bundle import Device
@@ -32,6 +32,7 @@ class Simulated:
         curves: those of trials of one signature on a device type, by both, which go before ``curve``; where there are
             any, trials of several signatures on a device take turns.
         speeds: how many times as fast a device type is; 1 where nothing is said.
+        opening: seconds that have passed when the first trial can be placed.
         start: seconds from a trial's placement until its first unit begins.
         stop: seconds from the end of the unit after which a trial leaves until it has left, its state saved.
         save: seconds by which a report with a state comes later.
@@ -42,9 +43,12 @@ class Simulated:
         loss_rate: losses of a device an hour besides, drawn from ``seed``.
         returns: whether a lost device comes back after ``provision`` seconds.
         seed: what the losses are drawn from.
+        most: devices that there can be at most: a study that could use more than there are is given them ``provision``
+            seconds later, and devices that it cannot use go. None: there are always as many.
+        processes: whether unlike trials may share a device, in processes of their own; no real executor can yet.
         fixed_shares: every trial has the time of its placement's share, whoever else is there.
-        unit_seconds: of a task that really trains, alone on a device of speed 1; None: what its first unit really
-            took, and then no two runs are the same.
+        unit_seconds: of a task that really trains, alone on a device of speed 1, or those of each signature; None:
+            what a trial's first unit really took, and then no two runs are the same.
     """
 
     devices: int | Sequence[Device]
@@ -54,6 +58,7 @@ class Simulated:
     curve: Curve = field(default_factory=Curve)
     curves: Mapping[tuple[str, str], Curve] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=dict)
+    opening: float = 0.0
     start: float = 0.0
     stop: float = 0.0
     save: float = 0.0
@@ -64,8 +69,10 @@ class Simulated:
     loss_rate: float = 0.0
     returns: bool = False
     seed: int = 0
+    most: int | None = None
+    processes: bool = False
     fixed_shares: bool = False
-    unit_seconds: float | None = None
+    unit_seconds: float | Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         for name in ("per_node", "memory"):
@@ -73,13 +80,15 @@ class Simulated:
         _check_whole("saving_every", self.saving_every, 0)
         if isinstance(self.devices, int | float):
             _check_whole("devices", self.devices, 1)
-        for name in ("start", "stop", "save", "provision", "loss_rate"):
+        for name in ("opening", "start", "stop", "save", "provision", "loss_rate"):
             _check_time(name, getattr(self, name))
         for when, _ in (*self.losses, *self.arrivals):
             _check_time("the time of a loss or an arrival", when)
         for kind, speed in self.speeds.items():
             _check_positive(f"the speed of {kind!r}", speed)
-        if self.unit_seconds is not None:
+        if self.most is not None:
+            _check_whole("most", self.most, 1)
+        if isinstance(self.unit_seconds, int | float):
             _check_positive("unit_seconds", self.unit_seconds)
         self._check_names()
 
@@ -93,6 +102,10 @@ class Simulated:
     def curve_of(self, signature: str, device: Device | None) -> Curve:
         """What is true of a signature's trials on a device."""
         return self.curve if device is None else self.curves.get((signature, device.type), self.curve)
+
+    def spare(self, number: int) -> Device:
+        """The device that comes as the ``number``-th of those that were asked for."""
+        return replace(self.cluster()[0], name=f"spare {number}", node=f"spare node {number // self.per_node}")
 
     def saves(self, unit: int, budget: int) -> bool:
         """Whether a trial writes a state with the report of a unit."""

@@ -1,0 +1,102 @@
+"""The devices of a simulated cluster: which there are, and when they come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, Protocol
+
+from penstock.bundle import Device, Request
+from penstock.executors.base import DeviceAdded, DeviceLost
+from penstock.executors.simulated.settings import Simulated
+from penstock.seeds import key
+
+
+class Surroundings(Protocol):
+    """What devices need of the executor that has them."""
+
+    def after(self, seconds: float, action: Callable[[Any], None], subject: Any) -> None:
+        """Let something happen later, by the clock."""
+
+    def tell(self, event: DeviceAdded | DeviceLost) -> None:
+        """Say that a device has come or gone."""
+
+    def abandon(self, device: str) -> None:
+        """Fail the trials on a device that is lost."""
+
+    def idle(self, device: str) -> bool:
+        """Whether nothing is on a device or waits for it."""
+
+
+class Devices:
+    """The devices there are now. They are lost and arrive as the settings say, and come and go as is requested."""
+
+    def __init__(self, settings: Simulated, around: Surroundings) -> None:
+        self._settings, self._around = settings, around
+        self.there = {device.name: device for device in settings.cluster()}
+        self.listed = list(self.there.values())
+        self.known = {*self.there, *(device.name for _, device in settings.arrivals)}
+        self._comings: dict[str, int] = {}  # how often each device came, where losses are drawn
+        self._wanted = 0  # how many are of use
+        self._coming = 0  # how many are on their way because they were requested
+        self._requested = 0  # how many have been, in all
+        for device in self.listed:
+            self._await_loss(device)
+        for when, name in settings.losses:
+            around.after(when, self.lose, name)
+        for when, device in settings.arrivals:
+            around.after(when + settings.provision, self._add, device)
+
+    def request(self, wanted: Sequence[Request]) -> None:
+        """Devices come ``provision`` seconds later, and idle ones that are of no use go."""
+        if self._settings.most is None:
+            return
+        self._wanted = min(self._settings.most, max(1, sum(one.count for one in wanted)))
+        for _ in range(self._wanted - len(self.there) - self._coming):
+            self._coming += 1
+            self._requested += 1
+            spare = self._settings.spare(self._requested)
+            self.known.add(spare.name)
+            self._around.after(self._settings.provision, self._arrive, spare)
+        for device in [one for one in reversed(self.listed) if self._around.idle(one.name)]:
+            if len(self.there) > self._wanted:
+                self._remove(device.name)
+
+    def lose(self, name: str) -> None:
+        """A device goes, whatever is on it."""
+        device = self._remove(name)
+        if device is not None:
+            self._around.abandon(name)
+            if self._settings.returns:
+                self._around.after(self._settings.provision, self._add, device)
+
+    def _remove(self, name: str) -> Device | None:
+        device = self.there.pop(name, None)
+        if device is not None:
+            self.listed = list(self.there.values())
+            self._around.tell(DeviceLost(device))
+        return device
+
+    def _arrive(self, device: Device) -> None:
+        self._coming -= 1
+        if len(self.there) < self._wanted:
+            self._add(device)
+
+    def _add(self, device: Device) -> None:
+        if device.name not in self.there:
+            self.there[device.name] = device
+            self.listed = list(self.there.values())
+            self._around.tell(DeviceAdded(device))
+            self._await_loss(device)
+
+    def _await_loss(self, device: Device) -> None:
+        rate = self._settings.loss_rate / 3600
+        if rate > 0:
+            coming = self._comings[device.name] = self._comings.get(device.name, 0) + 1
+            drawn = Random(key(self._settings.seed, "loss", device.name, coming)).expovariate(rate)
+            self._around.after(drawn, self._lose_coming, (device.name, coming))
+
+    def _lose_coming(self, which: tuple[str, int]) -> None:
+        name, coming = which
+        if self._comings[name] == coming:
+            self.lose(name)
