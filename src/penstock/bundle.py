@@ -97,8 +97,9 @@ class Job:
 class Description:
     """What a config's trial is like.
 
-    ``metrics`` are the names it reports (None where only training tells) and ``bytes`` what its state takes, both from
-    a dry batch. Trials of one ``signature`` can be fused; without one the trial trains solo, and ``reason`` says why.
+    ``metrics`` are the names it reports, None where only training tells. ``bytes`` is the device memory that it takes
+    at least, and ``beside`` the memory that it should have beside other trials, where that is more. Trials of one
+    ``signature`` can be fused; without one the trial trains solo, and ``reason`` says why.
     """
 
     metrics: tuple[str, ...] | None = None
@@ -106,6 +107,7 @@ class Description:
     signature: str | None = None
     reason: str = ""
     batch_size: int = 1
+    beside: int = 0
 
 
 @dataclass(frozen=True)

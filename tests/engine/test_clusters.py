@@ -133,7 +133,7 @@ def test_trials_of_which_nothing_is_known_are_spread_over_the_devices_and_measur
     events = log()
     found = next(i for i, event in enumerate(events) if isinstance(event, Measured))
     placed = [event for event in events[:found] if isinstance(event, Placed)]
-    assert [event.devices[0][-1] for event in placed] == list("01010101")
+    assert [event.devices[0][-1] for event in placed] == list("00001111")
     assert {event.share for event in placed} == {1 / 64}
     rows = [row for row in study(ps.Random(budget=2), 8).timeline() if row.end > row.start]
     for name in names(cluster(2)):

@@ -11,20 +11,25 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from penstock.engine.fusing import ALL_UNLIKE, LARGEST, UNKNOWN, Fusing
 from torch import nn
 
 import penstock as ps
 from penstock.bundle import Description, Device, Failed, Measured, Placement
-from penstock.engine.placing import Place, Placing
+from penstock.engine.bundling import Bundling
+from penstock.engine.clocking import Pace, Shelf
+from penstock.engine.descriptions import ALL_UNLIKE, Descriptions
+from penstock.engine.placing import Placing
 from penstock.executors.base import DeviceAdded, DeviceLost
 from penstock.executors.local import LocalExecutor
 from penstock.executors.processes import executor as processes
 from penstock.log import events
 from penstock.log.events import Asked, Dropped, Placed, Reported, read
 from penstock.log.history import History, TrialRecord
-from penstock.scheduling.fifo import fifo
+from penstock.scheduling.base import Assignment, Demand
+from penstock.scheduling.waterfill import waterfill
+from penstock.speed.model import SpeedModel
 from penstock.speed.profiles import Profiles
+from penstock.speed.sizes import LARGEST, UNKNOWN_SIZE
 from penstock.training.fused.measuring import Measuring
 from penstock.training.runs import fused as fused_run
 from penstock.training.runs import solo as solo_run
@@ -64,6 +69,11 @@ def decisions(name):
         (e.trial, e.config, e.budget, e.start_from) if isinstance(e, Asked) else e.trials
         for e in logged(name, Asked, Dropped)
     ]
+
+
+def kept():
+    """The kinds of measurement that the next study finds."""
+    return {json.loads(line)["kind"] for line in Path(".penstock/profiles.jsonl").read_text().splitlines()}
 
 
 def curves(result):
@@ -142,10 +152,7 @@ def test_fused_trials_lead_to_the_decisions_that_solo_ones_lead_to(algorithm, tr
     settings = {"algorithm": algorithm, "trials": trials, "space": {"lr": ps.loguniform(1e-3, 0.5)}}
     together, alone = run(name="f", **settings), run(name="s", sharing="solo", **settings)
     assert {e.mode for e in logged("f", Placed)} == {"fused"}
-    ours, theirs = decisions("f"), decisions("s")
-    if isinstance(algorithm, ps.Hyperband):
-        ours, theirs = sorted(ours, key=repr), sorted(theirs, key=repr)
-    assert ours == theirs
+    assert sorted(decisions("f"), key=repr) == sorted(decisions("s"), key=repr)
     assert [t.state for t in together.trials] == [t.state for t in alone.trials]
     assert together.best.number == alone.best.number
     alike(together, alone)
@@ -274,9 +281,9 @@ def test_fused_takes_all_trials_together_and_measures_nothing(declared):
     run(name="f")
     assert [(one.mode, one.size, len(one.placements)) for one in declared] == [("fused", LARGEST, 6)]
     (told,) = logged("f", events.Measured)
-    assert (told.way, told.size, told.seconds) == ("native", LARGEST, {})
+    assert (told.way, told.size, told.table) == ("native", LARGEST, {})
     assert told.reason == 'asked for by sharing="fused"'
-    assert not Path(".penstock/profiles.jsonl").exists()
+    assert "sharing" not in kept()
 
 
 @pytest.mark.parametrize("sharing", ["solo", "auto"])
@@ -336,171 +343,170 @@ def test_a_refusal_is_told_once_and_is_in_the_log_once(task, sharing, declared):
         run(task, sharing=sharing, algorithm=ps.Random(budget=2), trials=3)
     assert len(told) == 1
     (found,) = logged("s", events.Measured)
-    assert (found.way, found.size, found.seconds) == ("solo", 1, {})
+    assert (found.way, found.size, found.table) == ("solo", 1, {})
     assert found.reason.rstrip(".") in str(told[0].message)
     assert [len(one.placements) for one in declared if one.mode == "solo"] == [1] * 3
-    assert not Path(".penstock/profiles.jsonl").exists(), "nothing was measured"
+    assert "sharing" not in kept(), "nothing was measured"
 
 
 # What is kept of descriptions and measurements
 
 
-class Described:
-    """An executor that describes configs as it is told, and remembers what it was asked."""
-
-    flexible = False
-
-    def __init__(self, memory=2**40, **descriptions):
-        self.descriptions, self.asked, self.memory = descriptions, [], memory
-
-    def devices(self):
-        return [Device("cpu", "cpu", self.memory)]
-
-    def describe(self, configs, *, train):
-        self.asked += configs
-        return [self.descriptions[config["kind"]] for config in configs]
+ALIKE = Description(signature="alike", bytes=100)
 
 
 def record(number, kind):
     return TrialRecord(number, {"kind": kind}, "group")
 
 
-@pytest.fixture
-def made(tmp_path):
-    def make(forced=False, **described):
-        executor = Described(**described)
-        return Fusing(executor, Profiles.open(tmp_path / "profiles.jsonl"), "task", forced=forced), executor
+def described(**kinds):
+    """Descriptions of configs by their kind, and the configs that were asked about."""
+    asked = []
 
-    return make
+    def describe(configs):
+        asked.extend(configs)
+        return [kinds[config["kind"]] for config in configs]
 
-
-ALIKE = Description(signature="alike", bytes=100)
-
-
-def test_a_config_is_described_once_and_again_when_it_changed(made):
-    fusing, executor = made(a=ALIKE, b=Description(signature="other", bytes=1))
-    fusing.describe([record(0, "a"), record(1, "a")])
-    fusing.describe([record(0, "a"), record(1, "b")])
-    assert [config["kind"] for config in executor.asked] == ["a", "a", "b"]
-    assert [fusing.of(0).signature, fusing.of(1).signature] == ["alike", "other"]
+    return Descriptions(describe, warns=True), asked
 
 
-def test_each_reason_is_told_once(made):
-    fusing, _ = made(a=Description(reason="it is odd"), b=Description(reason="it is even."), c=Description())
+def test_a_config_is_described_once_and_again_when_it_changed():
+    descriptions, asked = described(a=ALIKE, b=Description(signature="other", bytes=1))
+    assert descriptions.learn([record(0, "a"), record(1, "a")]) == [0, 1]
+    assert descriptions.learn([record(0, "a"), record(1, "b")]) == [1]
+    assert [config["kind"] for config in asked] == ["a", "a", "b"]
+    assert [descriptions.of(0).signature, descriptions.of(1).signature] == ["alike", "other"]
+
+
+def test_each_reason_is_told_once():
+    odd, even = Description(reason="it is odd"), Description(reason="it is even.")
+    descriptions, _ = described(a=odd, b=even, c=Description())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        fusing.describe([record(number, kind) for number, kind in enumerate("aabcab")])
+        descriptions.learn([record(number, kind) for number, kind in enumerate("aabcab")])
     assert [str(one.message) for one in told] == [
         "Trials that cannot be fused train solo: it is odd.",
         "Trials that cannot be fused train solo: it is even.",
     ]
     assert all(one.category is ps.SoloWarning for one in told)
-    assert fusing.refusals() == ["it is odd", "it is even."]
-    assert fusing.refusals() == []
+    assert descriptions.refusals() == ["it is odd", "it is even."]
+    assert descriptions.refusals() == []
 
 
-def test_trials_of_which_no_two_are_alike_are_no_accident(made):
+def test_trials_of_which_no_two_are_alike_are_no_accident():
     unlike = {f"k{number}": Description(signature=str(number), bytes=1) for number in range(ALL_UNLIKE)}
-    fusing, _ = made(**unlike)
+    descriptions, _ = described(**unlike)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fusing.describe([record(number, f"k{number}") for number in range(ALL_UNLIKE - 1)])
+        descriptions.learn([record(number, f"k{number}") for number in range(ALL_UNLIKE - 1)])
     with pytest.warns(ps.SoloWarning, match="no two of them are alike"):
-        fusing.describe([record(ALL_UNLIKE - 1, f"k{ALL_UNLIKE - 1}")])
-    some, _ = made(**unlike)
+        descriptions.learn([record(ALL_UNLIKE - 1, f"k{ALL_UNLIKE - 1}")])
+    some, _ = described(**unlike)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        some.describe([record(number, f"k{number // 2}") for number in range(2 * ALL_UNLIKE)])
+        some.learn([record(number, f"k{number // 2}") for number in range(2 * ALL_UNLIKE)])
 
 
-def measured(size, seconds=None, way="native", reason="why"):
-    return Measured("alike", "cpu", way, size, seconds or {}, None, reason)
+def measured(size, table=None, device="cpu", way="native", reason="why"):
+    return Measured("alike", device, "sharing", table or {}, size, reason, way)
+
+
+@pytest.fixture
+def made(tmp_path):
+    """What one study after another knows of bundles of the signature "alike"."""
+
+    def make(*devices, sharing="measured"):
+        there = devices or (Device("cpu", "cpu", 2**40),)
+        pace = Pace(SpeedModel(sharing), Shelf(Profiles.open(tmp_path / "profiles.jsonl"), "task"))
+        pace.look({device.name: device for device in there})
+        pace.know(0, "alike")
+        return pace
+
+    return make
+
+
+def most(pace, device="cpu"):
+    return pace.model.curve(pace._devices[device].type, 0).most, pace.size("alike", device)
 
 
 def test_the_size_is_what_was_measured_asked_for_or_still_to_be_measured(made):
-    fusing, _ = made(a=ALIKE)
-    fusing.describe([record(0, "a")])
-    assert (fusing.limit("alike", "cpu"), fusing.size("alike", "cpu")) == (UNKNOWN, None)
-    fusing.take(measured(3, reason="memory ran out"), "cpu")
-    assert (fusing.limit("alike", "cpu"), fusing.size("alike", "cpu")) == (3, 3)
-    fusing.take(measured(7, {1: 1.0, 7: 2.0}), "cpu")
-    assert (fusing.limit("alike", "cpu"), fusing.size("alike", "cpu")) == (7, 7)
-    forced, _ = made(forced=True, a=ALIKE)
-    assert (forced.limit("alike", "cpu"), forced.size("alike", "cpu")) == (LARGEST, LARGEST)
-    forced.take(measured(2), "cpu")
-    assert forced.limit("alike", "cpu") == 2
+    pace = made()
+    assert most(pace) == (UNKNOWN_SIZE, None)
+    pace.measured(measured(3, reason="memory ran out"))
+    assert most(pace) == (3, 3)
+    pace.measured(measured(7, {1: 1.0, 7: 2.0}))
+    assert most(pace) == (7, 7)
+    forced = made(sharing="forced")
+    assert most(forced) == (LARGEST, LARGEST)
+    forced.measured(measured(2))
+    assert most(forced) == (2, 2)
+    assert most(made(sharing="never")) == (1, 1)
 
 
-def test_states_must_fit_into_the_device(made):
-    fusing, _ = made(forced=True, memory=1000, a=ALIKE)
-    fusing.describe([record(0, "a")])
-    assert fusing.limit("alike", "cpu") == 4, "of 100 bytes each, in two fifths of 1000"
-    fusing.take(measured(7), "cpu")
-    assert fusing.limit("alike", "cpu") == 4
-    for seconds in ({}, {1: 1.0, 7: 2.0}):  # not measured yet, and measured before
-        free, _ = made(memory=1000, a=ALIKE)
-        free.describe([record(0, "a")])
-        assert free.limit("alike", "cpu") == 4
-        free.take(measured(7, seconds), "cpu")
-    tiny, _ = made(forced=True, memory=1, a=ALIKE)
-    tiny.describe([record(0, "a")])
-    assert tiny.limit("alike", "cpu") == 1
+@pytest.mark.parametrize(("memory", "together"), [(1000, 5), (10**6, 6), (90, 1)])
+def test_states_must_fit_into_the_device(memory, together, monkeypatch):
+    """A trial takes 200 bytes beside others, and 80 where it has the device alone."""
+    cards = [Device("cpu", "cpu", memory)]
+    executor = SimpleNamespace(
+        devices=lambda: cards, place=lambda bundle: declared.append(bundle), modes={"solo", "fused"}, flexible=False
+    )
+    executor.describe = lambda configs, train: [Description(signature="a", bytes=80, beside=200)] * len(configs)
+    declared, history = [], History.of([events.Opened({"metric": "loss", "mode": "min"})])
+    placing = Placing(executor, history, waterfill, history.apply, float, bool)
+    placing.look()
+    for trial in range(6):
+        history.apply(Asked(trial, {}, 3, "g"))
+        placing.ask(history.trials[trial])
+    placing.place()
+    assert [len(one.placements) for one in declared] == [together]
 
 
 def test_only_times_are_kept_for_the_next_study(made):
-    fusing, _ = made(a=ALIKE)
-    fusing.take(measured(3, reason="memory ran out"), "cpu")
-    with pytest.warns(ps.SoloWarning, match="no way"):
-        fusing.take(measured(1, way="solo", reason="no way"), "cpu")
-    assert made(a=ALIKE)[0].size("alike", "cpu") is None
-    fusing.take(measured(5, {1: 1.0, 5: 2.0}), "cpu")
-    after, _ = made(a=ALIKE)
+    pace = made()
+    pace.measured(measured(3, reason="memory ran out"))
+    assert made().size("alike", "cpu") is None
+    pace.measured(measured(5, {1: 1.0, 5: 2.0}))
+    after = made()
     assert after.size("alike", "cpu") == 5
     assert after.reason("alike", "cpu") == "measured before: why"
-    after.take(measured(4, reason="memory ran out"), "cpu")
+    after.measured(measured(4, reason="memory ran out"))
     assert after.reason("alike", "cpu") == "memory ran out"
     assert after.size("other", "cpu") is None
 
 
-def test_what_was_measured_elsewhere_says_nothing_here(made, monkeypatch, tmp_path):
-    made(a=ALIKE)[0].take(measured(5, {1: 1.0, 5: 2.0}), "cpu")
-    assert made(a=ALIKE)[0].size("alike", "cpu") == 5
-    assert made(memory=2**39, a=ALIKE)[0].size("alike", "cpu") is None, "less memory"
-    monkeypatch.setattr(Described, "devices", lambda self: [Device("cpu", "another", self.memory)])
-    assert made(a=ALIKE)[0].size("alike", "cpu") is None, "another device"
+def test_what_was_measured_elsewhere_says_nothing_here(made, tmp_path):
+    made().measured(measured(5, {1: 1.0, 5: 2.0}))
+    assert made().size("alike", "cpu") == 5
+    assert made(Device("cpu", "cpu", 2**39)).size("alike", "cpu") == 5, "less memory changes no time"
+    assert made(Device("cpu", "cpu", 2**40, threads=2)).size("alike", "cpu") is None, "other threads"
+    assert made(Device("cpu", "another", 2**40)).size("alike", "cpu") is None, "another device"
     (line,) = (tmp_path / "profiles.jsonl").read_text().splitlines()
     for package in ("torch", "penstock"):
         assert f"{package} {version(package)}" in json.loads(line)["device"], "another version of either"
 
 
-def test_a_profile_serves_every_device_of_its_kind(made, monkeypatch):
+def test_a_profile_serves_every_device_of_its_kind(made):
     two = [Device(f"cpu:{i}", "cpu", 2**40) for i in range(2)]
-    monkeypatch.setattr(Described, "devices", lambda self: two)
-    made(a=ALIKE)[0].take(measured(5, {1: 1.0, 5: 2.0}), "cpu:0")
-    assert made(a=ALIKE)[0].size("alike", "cpu:1") == 5
+    made(*two).measured(measured(5, {1: 1.0, 5: 2.0}, "cpu:0"))
+    assert made(*two).size("alike", "cpu:1") == 5
 
 
-def test_what_was_measured_on_one_kind_of_device_bounds_no_bundle_on_another(made, monkeypatch):
+def test_what_was_measured_on_one_kind_of_device_bounds_no_bundle_on_another(made):
     three = [Device("new 0", "new", 2**40), Device("new 1", "new", 2**40), Device("old", "old", 2**40)]
-    monkeypatch.setattr(Described, "devices", lambda self: three)
-    fusing, _ = made(a=ALIKE)
-    fusing.describe([record(0, "a")])
-    fusing.take(measured(3), "new 0")
-    assert [fusing.limit("alike", device.name) for device in three] == [3, 3, UNKNOWN]
-    assert [fusing.size("alike", device.name) for device in three] == [3, 3, None]
-    assert [fusing.reason("alike", device.name) for device in three] == ["why", "why", ""]
-    assert fusing.alike("new 1") == ["new 0", "new 1"]
+    pace = made(*three)
+    pace.measured(measured(3, device="new 0"))
+    assert [most(pace, device.name) for device in three] == [(3, 3), (3, 3), (UNKNOWN_SIZE, None)]
+    assert [pace.reason("alike", device.name) for device in three] == ["why", "why", ""]
+    assert pace.alike("new 1") == ["new 0", "new 1"]
 
 
 def test_a_device_that_comes_later_is_of_a_kind_that_may_be_known(made):
-    fusing, _ = made(a=ALIKE)
-    fusing.describe([record(0, "a")])
-    fusing.take(measured(3), "cpu")
-    fusing.look([Device("alike", "cpu", 2**40), Device("small", "cpu", 1000)])  # and "cpu" is gone
-    assert [fusing.limit("alike", name) for name in ("alike", "small")] == [3, 4]
-    assert [fusing.size("alike", name) for name in ("alike", "small")] == [3, None]
-    fusing.take(measured(2), "cpu")  # told by what is gone
-    assert fusing.limit("alike", "alike") == 2
+    pace = made()
+    pace.measured(measured(3))
+    pace.look({"alike": Device("alike", "cpu", 2**40)})  # and "cpu" is gone
+    assert most(pace, "alike") == (3, 3)
+    pace.measured(measured(2))  # told by the worker of the device that is gone
+    assert most(pace, "alike") == (2, 2)
 
 
 class Elastic(Turns):
@@ -549,7 +555,7 @@ def test_trials_train_on_while_devices_come_and_go(sharing, monkeypatch):
     monkeypatch.setattr(processes, "ProcessExecutor", Elastic)
     found = run(sharing=sharing, workers=2, trials=9, name="e")
     assert {t.state for t in found.trials} == {"finished"}
-    assert [sorted(e.types) for e in logged("e", events.Devices)] == [
+    assert [sorted(device["name"] for device in e.devices) for e in logged("e", events.Devices)] == [
         ["cpu:0", "cpu:1"],
         ["cpu:0", "cpu:1", "cpu:2"],
         ["cpu:0", "cpu:2"],
@@ -564,21 +570,19 @@ def test_trials_train_on_while_devices_come_and_go(sharing, monkeypatch):
     alike(found, run(sharing="solo", trials=9))
 
 
-@pytest.mark.parametrize("most", [1, LARGEST])
-def test_a_bundle_whose_device_was_lost_is_not_told_anything_and_keeps_nobody_waiting(most, made, monkeypatch):
-    monkeypatch.setattr("penstock.engine.fusing.LARGEST", most)
+@pytest.mark.parametrize("sharing", ["never", "forced"])
+def test_a_bundle_whose_device_was_lost_is_not_told_anything_and_keeps_nobody_waiting(sharing):
     cards, declared = [Device(f"cpu:{i}", "cpu", 2**40) for i in range(3)], []
     there = cards[:2]
-    monkeypatch.setattr(Described, "devices", lambda self: there)
-    monkeypatch.setattr(Described, "place", lambda self, bundle: declared.append(bundle), raising=False)
-    fusing, executor = made(forced=True, a=ALIKE)
+    executor = SimpleNamespace(devices=lambda: there, place=declared.append, modes={"solo", "fused"}, flexible=False)
+    executor.describe = lambda configs, train: [ALIKE] * len(configs)
     history = History.of([events.Opened({"metric": "loss", "mode": "min"})])
-    placing = Placing(executor, history, fifo, history.apply, float, bool, fusing=fusing)
+    placing = Placing(executor, history, waterfill, history.apply, float, bool, pace=Pace(SpeedModel(sharing)))
 
     def ask(*trials):
         for trial in trials:
             history.apply(Asked(trial, {"kind": "a"}, 3, "g"))
-            placing.queue(history.trials[trial])
+            placing.ask(history.trials[trial])
         declared.clear()
         placing.place()
         return [(one.name, one.devices[0], [p.trial for p in one.placements]) for one in declared]
@@ -592,26 +596,32 @@ def test_a_bundle_whose_device_was_lost_is_not_told_anything_and_keeps_nobody_wa
     assert ask(3) == [("bundle 4", "cpu:2", [3])]
     placing.lose("cpu:0")
     declared.clear()
-    placing.shrink("alike", 1, ["cpu:0", "cpu:1", "cpu:2"])
-    placing.stop()
+    placing.bundling.shrink("alike", 1, ["cpu:0", "cpu:1", "cpu:2"])
+    placing.bundling.stop()
     assert {one.devices[0] for one in declared} == {"cpu:1", "cpu:2"}
 
 
 def test_bundles_shrink_on_the_devices_that_the_measurement_holds_for():
-    declared = []
-    placing = Placing(SimpleNamespace(place=declared.append), History(), fifo, print, float, bool)
-    for number, device in enumerate(("new 0", "new 1", "old")):
-        trials = range(4 * number, 4 * number + 4)
-        place = Place(
-            f"bundle {number}", (device,), "fused", "alike", members={t: Placement(t, 1, {}, 9) for t in trials}
-        )
-        placing.running.update(dict.fromkeys(trials, place))
-    placing.shrink("other", 2, ["new 0", "new 1"])
+    declared, pace = [], Pace()
+    devices = {name: Device(name, name.split()[0], 2**40) for name in ("new 0", "new 1", "old")}
+    pace.look(devices)
+    bundling = Bundling(declared.append, float, pace)
+    bundling.look(devices)
+    for number, device in enumerate(devices):
+        place = bundling.make((device,), "fused", "alike")
+        for trial in range(4 * number, 4 * number + 4):
+            demand = Demand(trial, "g", 9, signature="alike")
+            bundling.enter(place, demand, Placement(trial, 1, {}, 9), Assignment(trial, (device,), 1 / 64))
+    bundling.shrink("other", 2, ["new 0", "new 1"])
     assert not declared
-    placing.shrink("alike", 2, ["new 0", "new 1"])
+    bundling.shrink("alike", 2, ["new 0", "new 1"])
     assert [(one.devices[0], [p.trial for p in one.placements], one.size) for one in declared] == [
         ("new 0", [0, 1], 2),
         ("new 1", [4, 5], 2),
     ]
-    assert not placing.running[8].leaving
-    assert placing.running[8].size is None
+    assert not bundling.running[8].leaving
+    assert bundling.running[8].size is None
+    for trial in (2, 3, 6, 7):
+        bundling.left(trial)
+    assert "new 0" not in bundling.room, "two have a half each"
+    assert bundling.room["old"].share == 60 / 64

@@ -59,6 +59,8 @@ class Bundling:
 
     def look(self, devices: dict[str, Device]) -> None:
         """These devices there are from now on."""
+        for name in self.devices.keys() - devices.keys():
+            self.lose(name)
         self.devices = devices
         for name in devices:
             self._taken.setdefault(name, _Taken())
@@ -101,6 +103,12 @@ class Bundling:
             taken.trials[assignment.trial] = assignment
             taken.share += min(1.0, assignment.share)
             taken.bytes += bytes
+            self._account(name)
+
+    def relabel(self, trial: int, signature: str) -> None:
+        """A trial that runs may be joined by trials of another signature from now on."""
+        self.demands[trial] = replace(self.demands[trial], signature=signature)
+        for name in self.running[trial].devices:
             self._account(name)
 
     def left(self, trial: int) -> Placement:
@@ -164,7 +172,8 @@ class Bundling:
     def shrink(self, signature: str, size: int, devices: Collection[str]) -> None:
         """Bundles of a signature on these devices hold no more than ``size``; where 1 is best they are dissolved."""
         for place in self.bundles():
-            if place.signature != signature or place.devices[0] not in devices or place.mode != "fused":
+            ours = place.signature == signature and place.mode == "fused" and place.devices[0] in devices
+            if not ours or place.size == size:
                 continue
             place.size = size
             for trial in place.members.keys() & self.assigned.keys():

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from penstock import __version__
 from penstock.bundle import Device, Measured
-from penstock.speed.model import Speed, SpeedModel
+from penstock.speed.model import UNKNOWN, Speed, SpeedModel
 from penstock.speed.profiles import Kind, Profile, Profiles
 
 
@@ -65,8 +65,10 @@ class Pace:
         self._going: dict[int, _Going] = {}
         self._signatures: dict[int, str] = {}  # of trials, as the model was told
         self._devices: dict[str, Device] = {}  # lost ones too: what was measured there may still be told
+        self._count = 0  # how many devices there are
         self._types: dict[str, Device] = {}  # the first device of each type that there is
         self._recalled: set[tuple[str, str]] = set()  # signatures and types
+        self._reasons: dict[tuple[str, str], str] = {}  # why bundles of a signature on a type are as large as they are
         self._opened = 0.0  # the clock when the study was taken up
         self._opening: tuple[Device, float] | None = None  # where the first trial was placed, and how long after
 
@@ -77,6 +79,7 @@ class Pace:
     def look(self, devices: Mapping[str, Device]) -> None:
         """These devices there are; of those of a new type something may be known from an earlier study."""
         self._devices.update(devices)
+        self._count = len(devices)
         self._types = {device.type: device for device in reversed(list(devices.values()))}
         for signature in sorted(set(self._signatures.values())):
             self._recall(signature)
@@ -86,8 +89,13 @@ class Pace:
         return [name for name, other in self._devices.items() if other.type == self._devices[device].type]
 
     def speed(self) -> Speed:
-        """What a scheduler is given."""
-        return self.model.speed(self._types)
+        """What a scheduler is given.
+
+        On one device no order of trials ends sooner than another, and no trial has a place to move to. There the
+        seconds of units are left out, so that a run with one worker repeats itself (invariant 4).
+        """
+        speed = self.model.speed(self._types)
+        return replace(speed, unit=UNKNOWN.unit, moving=math.inf) if self._count == 1 else speed
 
     def know(self, trial: int, signature: str) -> None:
         """A trial is of a signature, of which something may be known from an earlier study."""
@@ -102,7 +110,8 @@ class Pace:
             if (signature, type) in self._recalled:
                 continue
             self._recalled.add((signature, type))
-            if (sharing := self.shelf.get(signature, device, "sharing")) is not None:
+            sharing = self.shelf.get(signature, device, "sharing")
+            if sharing is not None and self.model.sharing == "measured":
                 self.model.shared(signature, type, sharing.table, sharing.size)
             if (scaling := self.shelf.get(signature, device, "scaling")) is not None:
                 self.model.spread(signature, type, scaling.table)
@@ -118,6 +127,8 @@ class Pace:
 
     def reason(self, signature: str, device: str) -> str:
         """Where a bundle's size comes from, for a person."""
+        if (signature, self._devices[device].type) in self._reasons:
+            return self._reasons[signature, self._devices[device].type]
         if self.model.sharing == "forced":
             return 'asked for by sharing="fused"'
         known = None if self.shelf is None else self.shelf.get(signature, self._devices[device], "sharing")
@@ -130,6 +141,7 @@ class Pace:
             self.shelf.measured(event, device)
         if event.kind == "scaling":
             return self.model.spread(event.signature, device.type, event.table)
+        self._reasons[event.signature, device.type] = event.reason
         return self.model.shared(event.signature, device.type, event.table, event.size)
 
     def keep(self) -> None:

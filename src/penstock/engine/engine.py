@@ -200,7 +200,7 @@ class Engine:
         record = self.history.trials[event.trial]
         if isinstance(event, Report):
             if event.unit > record.reported:
-                self.placing.suspects.acquit(event.trial)
+                self.placing.acquit(event.trial)
             self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=place.mode == "processes")
             self._report(record, event)
         elif isinstance(event, Saved):

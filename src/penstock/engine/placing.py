@@ -139,6 +139,13 @@ class Placing:
         self.suspects.fell(place.name, trial)
         return False
 
+    def acquit(self, trial: int) -> None:
+        """A running trial came further: it may be with any other of its signature again."""
+        if self.suspects.half(trial):
+            self.suspects.acquit(trial)
+            self.bundling.relabel(trial, self.descriptions.of(trial).signature or "")
+            self.changed = True
+
     # Placing
 
     def place(self) -> None:
@@ -158,7 +165,7 @@ class Placing:
         self.changed = False
         if self.shards is not None and self.waiting and not self.shards.enough(bundling.devices, self.executor):
             return
-        self.queue.describe(len(bundling.devices))
+        self.queue.describe(bundling.devices.values())
         for reason in self.descriptions.refusals():
             self.log(events.Measured("", "", "sharing", {}, 1, reason, "solo", self.clock()))
         demands = self.queue.described(but=self.elastic.destined)
@@ -202,6 +209,7 @@ class Placing:
         if one.share >= 1:
             mode: BundleMode = "solo" if len(one.devices) == 1 else "distributed"
             place = self.bundling.make(one.devices, mode, signature if mode == "distributed" else "")
+            place.size = 1
             if one.measure:
                 place.measure, few = True, self.descriptions.of(one.trial).batch_size
                 place.reason = f"a batch of {few} has no more parts" if few == len(one.devices) else ""

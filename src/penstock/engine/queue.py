@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from penstock.bundle import Device
 from penstock.engine.clocking import Pace
 from penstock.engine.descriptions import Descriptions
 from penstock.engine.suspects import Suspects
@@ -35,6 +36,7 @@ class Queue:
         self.waiting: dict[int, Demand] = {}
         self._asked = 0  # how often a trial was queued
         self._new: dict[int, None] = {}  # trials that were not described since they were asked for
+        self._largest = 0  # the memory of the largest device
 
     def add(self, record: TrialRecord, *, moved: bool = False, type: str = "") -> None:
         """A trial waits for devices.
@@ -57,10 +59,11 @@ class Queue:
             width=self.width,
         )
 
-    def describe(self, devices: int) -> None:
+    def describe(self, devices: Collection[Device]) -> None:
         """Learn what the first trials that wait are like."""
         self.suspects.bisect()
-        first = [trial for trial in self.waiting if trial in self._new][: AHEAD * devices]
+        self._largest = max(device.memory for device in devices)
+        first = [trial for trial in self.waiting if trial in self._new][: AHEAD * len(devices)]
         for trial in self.descriptions.learn(self.history.trials[trial] for trial in first):
             self.pace.know(trial, self.descriptions.of(trial).signature or "")
         for trial in first:
@@ -73,7 +76,7 @@ class Queue:
         half = self.suspects.half(demand.trial)
         return replace(
             demand,
-            bytes=description.bytes or 0,
+            bytes=max(description.bytes or 0, min(description.beside, self._largest)),
             signature=f"{description.signature or ''}{f' half {half}' if half else ''}",
             position=(0, 0) if state is None else (state.unit, state.step),
             load=description.batch_size,

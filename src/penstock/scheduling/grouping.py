@@ -57,15 +57,22 @@ def by_signature(scheduler: Scheduler) -> Scheduler:
 
 
 def _spread(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
-    """Trials of which it is not known what sharing costs them: on all devices, each onto the emptiest."""
-    space, made = Space(view.devices, view.room, view.kinds), []
+    """Trials of which it is not known what sharing costs them: on all devices evenly, neighbours together."""
+    space, fitting, places = Space(view.devices, view.room, view.kinds), [], []
     for demand in demands:
         share = 1 / speed.curve(demand.trial).most
         if (devices := space.fit(share, demand.bytes, signature=demand.signature)) is not None:
             space.take(devices, share, demand.bytes, demand.signature)
-            made.append(Assignment(demand.trial, devices, share))
+            fitting.append(demand)
+            places.append(devices)
     refuse_impossible(view, demands)
-    return made
+    if len({demand.bytes for demand in fitting}) == 1:
+        first = {devices: i for i, devices in reversed(list(enumerate(places)))}
+        places.sort(key=first.__getitem__)
+    return [
+        Assignment(demand.trial, devices, 1 / speed.curve(demand.trial).most)
+        for demand, devices in zip(fitting, places, strict=True)
+    ]
 
 
 def _kind(demand: Demand, speed: Speed) -> str:

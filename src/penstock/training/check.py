@@ -26,13 +26,16 @@ from penstock.trial import Config
 
 Result = TypeVar("Result")
 
+HELD = 0.4  # of a device's memory may be the states of trials that share it; the rest is for what a step computes
+
 
 def describe(training: Training, known: list[Reads], *, train: bool) -> Description:
     """Describe a trial that is then thrown away; with ``train``, by a dry batch, which raises TaskError.
 
     ``known`` keeps what loss and metrics were seen to read from configs, so that they run once for many alike.
     """
-    model, description = _attributes(training), Description(bytes=_state_bytes(training))
+    model, bytes = _attributes(training), _state_bytes(training)
+    description = Description(bytes=bytes, beside=int(bytes / HELD))
     reads = next((reads for reads in known if reads.of(training.config, model)), None)
     if train:
         description, found = _watched(training, dry_batch)

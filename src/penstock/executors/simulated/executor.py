@@ -89,7 +89,7 @@ class SimulatedExecutor(Executor):
             if train:
                 raise
             return Description()  # it says what is wrong with it when it runs
-        return Description(tuple(table.metrics), table.bytes, table.signature, batch_size=ANY_PARTS)
+        return Description(tuple(table.metrics), table.bytes, signature=table.signature, batch_size=ANY_PARTS)
 
     # The clock
 
