@@ -26,8 +26,8 @@ from torch.nn.parameter import is_lazy
 
 from penstock.task import Task
 from penstock.training.fused.optimizers import vector_flags
+from penstock.training.fused.per_trial import PER_TRIAL
 from penstock.training.fused.stacked import Unfusable
-from penstock.training.fused.ways import PER_TRIAL
 
 _REGISTRIES = {
     "_parameters",
