@@ -15,6 +15,16 @@ class Entry:
     step: int
     seconds: float = 0.0
 
+    def add(self, seconds: float) -> None:
+        """Count more seconds."""
+        self.seconds += seconds
+
+    def close(self, step: int, peak: int | None) -> Usage:
+        """The usage up to a report after so many steps; the next one begins here."""
+        usage = Usage(self.seconds, step - self.step, peak)
+        self.seconds, self.step = 0.0, step
+        return usage
+
 
 class Account:
     """Charges trials for the seconds of a device, and makes the usage that each of their reports tells.
@@ -37,13 +47,11 @@ class Account:
         """Divide the seconds equally among trials that used the device together."""
         share = seconds / max(1, len(entries))
         for entry in entries:
-            entry.seconds += share
+            entry.add(share)
 
     def usage(self, entry: Entry, step: int, peak: int | None) -> Usage:
-        """The usage since a trial's last report, for a report after so many steps; its next one begins here."""
-        usage = Usage(entry.seconds, step - entry.step, peak)
-        entry.seconds, entry.step = 0.0, step
-        return usage
+        """The usage since a trial's last report, for a report after so many steps."""
+        return entry.close(step, peak)
 
     def peak_bytes(self, graphs: int = 0) -> int | None:
         """The most memory that was in use since the last call, with the bytes that CUDA graphs hold; None on a CPU."""

@@ -128,7 +128,7 @@ class DatasetSource(Source):
 
     def _read(self, batches: list[_Rows]) -> Iterator[tuple[Any, int]]:
         loader, plan = self._loader()
-        plan.batches = batches
+        plan.want(batches)
         with own_randomness():
             reading = iter(loader)
         try:
@@ -151,13 +151,17 @@ class _Plan:
     """The batches that a source wants next, as the DataLoader's batch sampler; one loader serves every epoch."""
 
     def __init__(self) -> None:
-        self.batches: list[_Rows] = []
+        self._batches: list[_Rows] = []
+
+    def want(self, batches: list[_Rows]) -> None:
+        """Let the loader read other batches next."""
+        self._batches = batches
 
     def __iter__(self) -> Iterator[_Rows]:
-        return iter(self.batches)
+        return iter(self._batches)
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self._batches)
 
 
 class _Keyed(Dataset[Any]):

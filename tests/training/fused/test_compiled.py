@@ -168,3 +168,19 @@ def test_a_short_batch_of_as_many_features_as_a_full_one_has_rows_is_a_short_one
     trials = Trials(Blobs())
     fused = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).fused
     assert fused._whole(0, 2, (torch.zeros(shape),), shared) is whole
+
+
+class Alternating(Blobs):
+    """Its optimizer has no form for many trials."""
+
+    def optimizer(self, params, config):
+        return torch.optim.Adamax(params, lr=config["lr"])
+
+
+def test_no_faster_step_is_made_where_the_trials_optimizers_step_one_after_another():
+    trials = Trials(Alternating())
+    together = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).step()
+    together.fused.speeding.wanted = "compiled"
+    together.step()
+    assert together.recipe.refusals == ["compiled: the trials' optimizers step one after another"]
+    assert not together.recipe.compilable

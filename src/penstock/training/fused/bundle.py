@@ -287,13 +287,14 @@ class Fused:
 
     def _trust(self, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
         """Find a way, or compare the one there is where a number or a shape is new."""
+        way, own = self.recipe.way, batches.own(self.trials[first])
+        if way is not None and _kind(way, own) in self.recipe.agreed:
+            return
         assert self._plain is not None
-        own = batches.own(self.trials[first])
         alone = Alone(self.trials[first], own, self._plain, self._stack.idle)
-        way = self.recipe.way
         if way is None:
             way = self._find_way(first, last, batch, shared, alone)
-        elif _kind(way, own) not in self.recipe.agreed:
+        else:
             agree_alone(self._step_by(way), self._inputs(way, first, last, batch, shared), alone)
         self.recipe.agreed.add(_kind(way, own))
 

@@ -45,13 +45,13 @@ class Flat:
             end += -(-p.numel() // ALIGNED) * ALIGNED
         like = params[0][1]
         rows = torch.zeros(capacity, end, dtype=like.dtype, device=like.device)
-        flat = cls(group, [name for name, _ in params], [p.shape for _, p in params], starts, rows, step)
-        if step is not None:
-            flat.state = {name: torch.zeros_like(rows) for name in step.state}
-            wide = torch.get_default_dtype() == torch.float64  # as torch keeps them
-            scalars = np.zeros(capacity, np.float64 if wide else np.float32)
-            flat.scalars = {name: scalars.copy() for name in step.scalars}
-        return flat
+        names, shapes = [name for name, _ in params], [p.shape for _, p in params]
+        if step is None:
+            return cls(group, names, shapes, starts, rows, step)
+        wide = torch.get_default_dtype() == torch.float64  # as torch keeps them
+        scalars = {name: np.zeros(capacity, np.float64 if wide else np.float32) for name in step.scalars}
+        state = {name: torch.zeros_like(rows) for name in step.state}
+        return cls(group, names, shapes, starts, rows, step, state, scalars)
 
     def views(self, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Each parameter's piece of some rows."""

@@ -98,6 +98,10 @@ class Stacked(torch.Tensor):
         """``whole`` with the trials along another dimension."""
         return self.whole if self.at == at else self.whole.movedim(self.at, at)
 
+    def hold(self, whole: torch.Tensor) -> None:
+        """Hold another tensor of the same values."""
+        self.whole = whole
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Stacked({tuple(self.shape)} of {self.trials} trials at {self.at})"
 

@@ -215,7 +215,7 @@ class General(Way):
             for site, value in zip(self._sites, numbers, strict=True):
                 site.give(value)
             kind = StepKeys if self.template.training else NoKeys
-            drawing.keys = kind(0, 0) if key is None else kind(key[0], key[1])
+            drawing.draw_by(kind(0, 0) if key is None else kind(key[0], key[1]))
             with drawing:
                 return functional_call(self._call, dict(state), (function, batch))
 

@@ -47,6 +47,10 @@ class Keyed(TorchFunctionMode):
             self.handled = True
         return handle(self, func, *args, **(kwargs or {}))
 
+    def draw_by(self, keys: StepKeys) -> None:
+        """Draw by other keys from now on."""
+        self.keys = keys
+
     def takes(self, x: Tensor, name: str) -> bool:
         """Whether a call can be keyed: a lone trial's cannot inside a vmap or a compiled function of its own."""
         self.used = True
@@ -102,8 +106,8 @@ class Solo(Keyed):
         return self
 
     def batch(self, number: int) -> Solo:
-        """The same for one of the batches that are measured in a step, whoever has those before it."""
-        self.keys.calls = number * CALLS
+        """The same for one of the validation batches of a step, wherever the batches before it are measured."""
+        self.keys.count_from(number * CALLS)
         for generator in self.generators:
             generator.manual_seed(self.keys.start + self.keys.calls)
         return self

@@ -99,6 +99,10 @@ class StepKeys:
     def __init__(self, lo: int | Tensor, hi: int | Tensor) -> None:
         self.lo, self.hi, self.calls = lo, hi, 0
 
+    def count_from(self, calls: int) -> None:
+        """Count the next calls from an index on."""
+        self.calls = calls
+
     def next(self) -> int:
         """The index of the next call."""
         self.calls += 1

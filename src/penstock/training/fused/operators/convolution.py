@@ -109,7 +109,7 @@ def _by_kernel(name: str, x: Any, weight: Stacked, bias: Any, groups: int, optio
             convolved, again = convolution(images, weights, geometry)
             tracked = images.requires_grad and torch.is_grad_enabled()
             if isinstance(x, Stacked) and x.at == 0 and images is own and tracked:
-                x.whole = outside(again)  # for whoever reads it next: the kernel adds up the gradients
+                x.hold(outside(again))  # its next reader gets this one: the kernel adds up the gradients
     if bias is not None:
         each = bias.moved(0).unsqueeze(1) if isinstance(bias, Stacked) else bias
         convolved = convolved + each.to(convolved.dtype).reshape(-1, 1, 1, 1, convolved.shape[-1])
