@@ -1,8 +1,8 @@
 """The training loop: one trial on one device, read from top to bottom.
 
-Initial weights come from (study seed, trial number). What the forward draws at random (dropout) is keyed by (trial
-seed, step, call), and torch's generators, for what draws from them, are seeded by (trial seed, step): so a trial that
-is stopped at any step and continued in another process goes on as if it had never stopped.
+Initial weights come from (study seed, trial number). The forward's random draws (dropout) are keyed by (trial
+seed, step, call), and torch's generators are seeded by (trial seed, step) for other draws. So a trial that is stopped
+at any step and continued in another process goes on as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ class Training:
                 "score": self.best_score,
                 "unit": self.best_unit,
                 "step": self.best_step,
-                "model": None if at_best else self.best_model,  # the model above is the best one
+                "model": None if at_best else self.best_model,  # the model above has the best weights
             },
         }
 
@@ -344,7 +344,7 @@ def batch_size(task: Task, config: Config, length: int) -> int:
 
 
 def split_scheduler(given: Any) -> tuple[Any, bool]:
-    """(scheduler, whether it steps at every step) from what ``Task.scheduler`` returned."""
+    """The scheduler that ``Task.scheduler`` returned, and whether it steps at every step."""
     if isinstance(given, tuple):
         if len(given) != 2 or given[1] not in ("step", "unit"):
             raise TaskError(

@@ -68,9 +68,7 @@ class Worker:
         self._data: DataCache | None = None
         self._reads: list[Reads] = []  # the values that loss and metrics were seen to read from configs
         self._recipes: dict[str, Recipe] = {}  # by signature
-        self.parts: dict[
-            str, int
-        ] = {}  # by signature: how many parts of a batch fit into the memory of several devices
+        self.parts: dict[str, int] = {}  # by signature: how many parts of a batch fit into several devices
         self.spreadable: set[str] = set()  # signatures whose batches were seen to give the same in parts
 
     @property
@@ -115,7 +113,7 @@ class Worker:
             self._events, self._next = self._run.events(), None
 
     def close(self) -> None:
-        """Leave at once, without saving, and let data and trials go: a study outlives its run until Python looks."""
+        """Leave at once, without saving. Data and trials are let go, as the study may live on after its run."""
         if self._events is not None:
             self._events.close()
             self._run = self._events = None
@@ -207,7 +205,7 @@ class Worker:
         return self._save_cost if self._saves_between else math.inf
 
     def save_with_reports_alone(self) -> None:
-        """Write no states between reports, as when goes by the real clock."""
+        """Write no states between reports: when they are written in between depends on the real clock."""
         self._saves_between = False
 
     def save(self, placement: Placement, state: State) -> StateRef:

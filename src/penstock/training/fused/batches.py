@@ -14,7 +14,7 @@ from penstock.training.fused.stacked import Unfusable
 from penstock.training.loop import Training
 
 Position = tuple[int, int]  # the epoch, and the place in its order
-Shapes = tuple[Any, ...]
+Shapes = tuple[tuple[torch.Size, torch.dtype] | type, ...]  # of everything that a batch holds
 
 
 @dataclass(frozen=True)

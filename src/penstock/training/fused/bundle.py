@@ -36,7 +36,7 @@ from penstock.trial import Metrics
 
 
 class Fused:
-    """A bundle in training: ``step`` trains every trial by one step, ``take_ended`` gives those that ended a unit."""
+    """A bundle in training: ``step`` trains every trial by one step, ``take_ended`` gives the ones that ended a unit."""
 
     def __init__(self, recipe: Recipe, capacity: int = 8) -> None:
         self.recipe, self.capacity = recipe, capacity
@@ -75,7 +75,7 @@ class Fused:
         self._changed = True
 
     def state(self, trial: Training) -> State:
-        """What a plain run of this trial would save."""
+        """The state that a plain run of this trial would save."""
         assert self.stack is not None
         self.stack.export(trial)
         trial.keep_best(self.stack.best_model(trial))
@@ -246,7 +246,7 @@ class Fused:
             self._train(a, min(a + size, last), batches)
 
     def _whole(self, first: int, last: int, batch: Any, shared: bool) -> bool:
-        """Whether this is the step that most steps are: of all trials, on a full batch."""
+        """Whether this step is like most steps: of all trials, on a full batch."""
         return last - first == len(self.trials) and full(batch, shared, self.trials[0].batch_size)
 
     def _hurry(self, first: int, last: int, batch: Any, shared: bool) -> FastStep | None:

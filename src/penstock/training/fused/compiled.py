@@ -146,7 +146,7 @@ class CapturedStep(FastStep):
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """The stream of all recordings on a device, so that no graph's memory holds what cuBLAS keeps for a stream."""
+    """The stream of all recordings on a device, so that no graph's memory holds cuBLAS's room for a stream."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         one = torch.ones(1, 1, device=device)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
+from penstock.training.fused.batches import Shapes
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.ways import General, Native, Way
 
-Kind = tuple[Any, ...]  # the names of the numbers that differ from trial to trial, and the batch's shapes
+Kind = tuple[
+    tuple[str, ...], Shapes
+]  # the names of the numbers that differ from trial to trial, and the batch's shapes
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Recipe:
         return reason
 
     def choose(self, attempt: Callable[[type[Way]], Way]) -> Way:
-        """Take the first way that an attempt does not refuse; what refuses it is told."""
+        """Take the first way that an attempt does not refuse; the refusals of others are noted."""
         while self.ways:
             kind = self.ways[0]
             try:
@@ -86,7 +88,7 @@ class Recipe:
         self.capturable = self.capturable and "captured" not in steps
 
     def take_pace(self, trials: int, seconds: float) -> None:
-        """Note what a plain step of so many trials takes."""
+        """Note the seconds of a plain step of so many trials."""
         self.pace = trials, seconds
 
     def use_kernels(self, used: bool) -> None:
@@ -94,7 +96,7 @@ class Recipe:
         self.kernels = used
 
     def take_compiling(self, seconds: float, saved: float) -> None:
-        """Note what compiling took, and the share of a step that it saved."""
+        """Note the seconds that compiling took, and the share of a step that it saved."""
         self.compiling = seconds, saved
 
 

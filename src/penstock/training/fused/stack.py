@@ -1,4 +1,4 @@
-"""The tensors of a bundle: one row per trial, whatever a trial needs between two steps.
+"""The tensors of a bundle: everything that a trial needs between two steps, in one row of each.
 
 All parameters of an optimizer's group lie in one tensor of shape [rows, numbers], so that a step of the optimizer is a
 few operations however many layers and trials there are. Each trial's own plain module looks at its row, so it can be
@@ -32,8 +32,8 @@ class Stack:
         self.buffers: dict[str, torch.Tensor] = {}
         self.aliases: dict[str, list[str]] = {}  # the names that a model's state_dict has for a tensor
         self.best: list[torch.Tensor] = []  # rows like those of the model, at each trial's best report
-        self.steps = np.zeros(capacity, dtype=np.float64)  # what the optimizers' states have seen
-        self.unstepped: dict[int, set[str]] = {}  # by trial: parameters without a step that came with others' states
+        self.steps = np.zeros(capacity, dtype=np.float64)  # how many steps the optimizers' states have seen
+        self.unstepped: dict[int, set[str]] = {}  # by trial: parameters that its optimizer had not stepped when it came
         self._leaves: dict[tuple[int, int], tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = {}
         self._room: Room | None = None
         self._lay_out(first)
@@ -91,7 +91,7 @@ class Stack:
                 for name, view in flat.views(tensor[row]):
                     if kept in (own := state.get(params[name], {})) and own[kept] is not None:
                         view.copy_(own[kept])
-                        if not flat.step.counts:  # Adagrad's are there before its first step
+                        if not flat.step.counts:  # Adagrad has a state before its first step
                             seen = max(seen, 1.0)
             for name in flat.names:
                 own = state.get(params[name], {})
@@ -141,7 +141,7 @@ class Stack:
         self._bind(row)
 
     def export(self, trial: Training) -> None:
-        """Write into a trial's own optimizer what its rows hold, as a plain run would have it."""
+        """Write the state in a trial's rows into its own optimizer, as a plain run would have it."""
         row = self.trials.index(trial)
         params = dict(trial.model.named_parameters())
         state = trial.optimizer.state
@@ -254,7 +254,7 @@ class Stack:
         for row in range(len(self.trials)):
             self._bind(row)
 
-    # What a step works on
+    # For a step
 
     def leaves(self, first: int, last: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The parameters and the buffers of some rows, by name; the parameters in ``flats`` take gradients."""
@@ -294,7 +294,7 @@ class Stack:
     def room(self, rows: int) -> Room:
         """Room for the gradients of as many rows."""
         if self._room is None or len(self._room) != rows:
-            self._room = None  # what it held is free before more is asked for
+            self._room = None  # its memory is free before more is asked for
             self._room = Room(self.flats, rows)
         return self._room
 

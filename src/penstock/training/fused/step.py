@@ -132,16 +132,13 @@ class Inputs:
         """The tensors and plain values in one list, and the way back to ``Inputs(*...)``."""
         return tree_flatten(tuple(getattr(self, name) for name in _READ))
 
-    def kind(self) -> tuple[Any, ...]:
-        """Whatever must be equal for a step that was made for other inputs to take these.
-
-        The kind has the shapes, the plain values, and which coefficients there are.
-        """
+    def kind(self) -> tuple[object, ...]:
+        """The shapes, the plain values and the names of coefficients, which a step that was made once needs equal."""
         leaves, spec = self.leaves()
         return (str(spec), *map(_kind, leaves))
 
 
-def _kind(leaf: Any) -> Any:
+def _kind(leaf: Any) -> object:
     """A tensor is read anew at every step. A batch's other values were read once, and must be the same."""
     if isinstance(leaf, torch.Tensor):
         return leaf.shape, leaf.dtype

@@ -148,7 +148,7 @@ class Native(Way):
         with waiting():
             if keys is None and (training or not self._sites):  # a mode would cost a small model a tenth of its step
                 made = function(self.template, given, self.config)
-            else:  # the mode knows that rates which differ do nothing in evaluation
+            else:  # the mode ignores rates, which may differ from trial to trial, in evaluation
                 lo, hi = (0, 0) if keys is None else (keys[:, 0], keys[:, 1])
                 drawing = Keyed(BundleKeys(lo, hi) if training else NoKeys(lo, hi))
                 with drawing:
@@ -163,14 +163,14 @@ class Native(Way):
         made = {name: Stacked(tensor, 0) for name, tensor in {**params, **buffers}.items()}
         for registry, short, name in (*self._params, *self._buffers):
             registry[short] = made[name]
-        for module in self._recurrent:  # they keep a list of their weights beside the registry
+        for module in self._recurrent:  # torch's recurrent modules keep a list of weights beside the registry
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
             module._flat_weight_refs = [weakref.ref(weight) for weight in module._flat_weights if weight is not None]
         self._held = params, buffers
 
 
 class BundleKeys(StepKeys):
-    """The keys of all trials: one mask for each of them from a call."""
+    """The keys of all trials: a call makes one mask for each trial."""
 
     def mask(self, shape: Sequence[int], device: torch.device, p: Any) -> torch.Tensor:
         apart = (-1, *[1] * len(shape))
@@ -231,7 +231,7 @@ class General(Way):
 
 
 class _Call(nn.Module):
-    """Lets a loss touch the model's submodules: the model is a submodule of what is called."""
+    """The called module, of which the model is a submodule, so that a loss may touch the model's own submodules."""
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__()
@@ -242,14 +242,14 @@ class _Call(nn.Module):
 
 
 def _places(template: nn.Module, registry: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Where a module keeps its parameters or buffers: the registry, the name there, and the name in the whole."""
+    """Every place of a parameter or buffer: the registry, the name in it, and the name in the whole module."""
     first: dict[int, str] = {}
     for prefix, module in template.named_modules():
         held = getattr(module, registry)
         for short, tensor in held.items():
             if tensor is not None:
                 name = f"{prefix}.{short}" if prefix else short
-                yield held, short, first.setdefault(id(tensor), name)  # a shared one goes by its first name
+                yield held, short, first.setdefault(id(tensor), name)  # a shared tensor goes by its first name
 
 
 def _stacked(leaf: Any) -> Any:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.training.worker import Worker
 
 TALK = 0.1  # seconds after which the first worker says again whether to go on
-WARM, TIMED, ROUNDS = 2, 4, 2  # steps on each number of devices before they are timed, timed ones, and how often
+WARM, TIMED, ROUNDS = 2, 4, 2  # on each number of devices: steps before timed ones, timed steps, and rounds
 FREE = 1e-9
 
 
@@ -74,7 +74,7 @@ class GangRun(OneTrial):
         yield from said[-1:]
 
     def _train(self, gang: Gang, run: Distributed) -> Events:
-        """Train to the end, on all devices; or first on 1, 2, 4, … of them, to see what each number gives."""
+        """Train to the end, on all devices; or first on 1, 2, 4, … of them, to time each number."""
         from penstock.training.spread.gang import Unspreadable
 
         signature, known = self.bundle.signature, self.worker.spreadable

@@ -39,7 +39,7 @@ _BUFFERS = next(
 
 
 class Distributed(Training):
-    """A trial in training on the devices of a gang. Each worker has one; they take every step together."""
+    """A trial in training on the devices of a gang. Each worker has such an object; all take every step together."""
 
     gang: Gang
     seat: tuple[int, int] = (0, 1)  # which part of a batch this worker has, and of how many
@@ -87,7 +87,7 @@ class Distributed(Training):
         return self._rows() == self.batch_size
 
     def part(self) -> Part:
-        """This worker's part of the batch that is next, or the part of it that it takes now."""
+        """This worker's part of the next batch, or the smaller part that it takes now."""
         return self._ours() if self.parts == 1 else self._taken
 
     def _ours(self) -> Part:
