@@ -6,6 +6,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.networks import Batch, Network
 from penstock.training.data import Data, Source
-from penstock.training.fused.bundle import Fused, Recipe
+from penstock.training.fused.bundle import Fused
+from penstock.training.fused.recipe import Recipe
 from penstock.training.loop import Training
 
 Step = Callable[[Batch], Tensor]  # trains every trial on a batch; their losses before it
@@ -196,7 +198,9 @@ class Fed(Source):
         yield self.batch, size
 
 
-def penstock(network: Network, size: int, precision: str, faster: str | None = None) -> Step:
+def penstock(
+    network: Network, size: int, precision: str, faster: Literal["compiled", "captured"] | None = None
+) -> Step:
     """The fused mode itself, on plain trials: each with its own optimizer, as a worker trains them."""
     task = copy.copy(network.task)
     task.precision = precision  # type: ignore[assignment]

@@ -242,15 +242,15 @@ def test_where_fusing_is_slower_trials_train_solo(monkeypatch):
 
 
 def test_simulated_lack_of_memory_halves_the_bundle_and_loses_nothing(monkeypatch):
-    gradients = fused.Fused._gradients
+    step = fused.Fused._step
 
     def short_of_memory(self, first, last, *rest):
         if last - first > 2:
             self.trials[first].model[1].running_mean.add_(7.0)  # as a forward that got halfway would
             raise torch.OutOfMemoryError("simulated")
-        return gradients(self, first, last, *rest)
+        return step(self, first, last, *rest)
 
-    monkeypatch.setattr(fused.Fused, "_gradients", short_of_memory)
+    monkeypatch.setattr(fused.Fused, "_step", short_of_memory)
     result = study(trials=6, algorithm=ps.Random(budget=2)).run(progress=False, sharing="fused")
     assert logged(Measured)[-1].reason == "memory ran out with more than 2 trials together"
     monkeypatch.undo()

@@ -7,7 +7,8 @@ from itertools import islice
 import torch
 
 from penstock.training.data import DataCache, Source
-from penstock.training.fused.bundle import Fused, Recipe
+from penstock.training.fused.bundle import Fused
+from penstock.training.fused.recipe import Recipe
 from penstock.training.loop import Training
 
 CPU = torch.device("cpu")

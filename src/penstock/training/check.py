@@ -1,4 +1,4 @@
-"""What a config's trial is like before any training: whether it can train, and with whom it can be fused."""
+"""A look at a config's trial before any training: whether it can train, and which trials it can be fused with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HELD = 0.4  # of a device's memory may be the states of trials that share it; th
 def describe(training: Training, known: list[Reads], *, train: bool) -> Description:
     """Describe a trial that is then thrown away; with ``train``, by a dry batch, which raises TaskError.
 
-    ``known`` keeps what loss and metrics were seen to read from configs, so that they run once for many alike.
+    ``known`` keeps the values that loss and metrics were seen to read from configs: they run once for many alike.
     """
     model, bytes = _attributes(training), _state_bytes(training)
     description = Description(bytes=bytes, beside=int(bytes / HELD))
@@ -55,13 +55,13 @@ def describe(training: Training, known: list[Reads], *, train: bool) -> Descript
 
 
 def _state_bytes(training: Training) -> int:
-    """About what a trial holds between two steps: its weights and the best ones, gradients, two moments."""
+    """About the bytes that a trial holds between two steps: its weights and the best ones, gradients, two moments."""
     weights = sum(p.nbytes for p in training.model.parameters() if not is_lazy(p))
     return 5 * weights + 2 * sum(b.nbytes for b in training.model.buffers())
 
 
 def _attributes(training: Training) -> list[str] | str:
-    """Of the model as it was made: a forward may leave something behind. Or why it cannot be fused."""
+    """The attributes of the model before its first forward, which may change some; or why it cannot be fused."""
     try:
         return attributes(training.model)
     except Unfusable as error:
@@ -69,9 +69,9 @@ def _attributes(training: Training) -> list[str] | str:
 
 
 def _other_each_time(training: Training, looks: list[str] | str) -> str:
-    """What of the model cannot be compared or is drawn at random, as a refusal: it runs for all trials as it is in one.
+    """The part of the model that cannot be compared or is drawn at random, as a refusal.
 
-    Another trial's model is made for that, with other weights.
+    In a bundle, one trial's module runs for all. So another trial's model is made here, with other weights.
     """
     if isinstance(looks, str):
         return ""
@@ -91,25 +91,26 @@ def _other_each_time(training: Training, looks: list[str] | str) -> str:
 
 @dataclass(frozen=True)
 class Reads:
-    """What loss and metrics read from a config, and what they did there that cannot be fused, if anything."""
+    """The values that loss and metrics read from a config, and why they cannot be fused, if so."""
 
     values: Config
     refusal: str = ""
     model: list[str] | str = ""
 
     def of(self, config: Config, model: list[str] | str) -> bool:
-        """Whether they would read the same from another config with such a model, and so do the same."""
+        """Whether loss and metrics would read the same from another config with such a model, and so do the same."""
         return model == self.model and all(
             compared(config.get(name, ABSENT)) == compared(value) for name, value in self.values.items()
         )
 
 
 def _watched(training: Training, run: Callable[[Training], Result]) -> tuple[Result, Reads]:
-    """What a run of loss and metrics gives, and what it reads and draws meanwhile.
+    """The result of a run of loss and metrics, and the values that it reads and draws meanwhile.
 
-    Config values that they read must be equal for all trials of a bundle.
+    The values that are read from the config must be equal for all trials of a bundle.
     """
-    training.config = config = ReadConfig(training.config)
+    config = ReadConfig(training.config)
+    training.read_from(config)
     drawn = position()
     result = run(training)
     refusal = ""
@@ -145,7 +146,7 @@ def dry_batch(training: Training) -> Description:
     model.train()
     batch, rows = next(iter(training.data.train.batches(0, 0, training.batch_size))), training.batch_size
     while not _dry_step(training, batch, name, last=rows == 1):
-        half = Part.of(rows, 0, 2)  # memory is short: it is trained in parts, if it can be
+        half = Part.of(rows, 0, 2)  # memory is short: the trial will take its batches in parts, if it can
         batch, rows = half.cut(batch), half.rows
     if not isinstance(training.optimizer, torch.optim.LBFGS):
         training.optimizer.step()
@@ -159,7 +160,7 @@ def dry_batch(training: Training) -> Description:
 
 
 def _check_made(training: Training) -> None:
-    """That there is something to train, and an optimizer and a precision for it."""
+    """Refuse a task that has nothing to train, or no optimizer or precision for it."""
     task, model, name = training.task, training.model, task_name(training.task)
     own = {id(p) for p in model.parameters()}
     if not own:
@@ -176,7 +177,7 @@ def _check_made(training: Training) -> None:
 
 
 def _dry_step(training: Training, batch: Any, name: str, *, last: bool) -> bool:
-    """The gradients of a batch, or a clear refusal; False where it does not fit into memory, and a smaller one may."""
+    """Compute the gradients of a batch, or refuse it clearly; False where a smaller one may fit into memory."""
     try:
         _dry_gradients(training, batch, name)
     except Exception as error:

@@ -22,14 +22,14 @@ State = dict[str, Any]
 
 def save(state: State, states: States | Path | str, name: str) -> StateRef:
     """Write a state so that it is whole before its name exists."""
-    buffer = io.BytesIO()  # one write of the whole: the zip writer seeks, which is slow on network file systems
+    buffer = io.BytesIO()  # all in one write: the zip writer seeks, which is slow on network file systems
     torch.save(state, buffer)
     States.of(states).write(name, buffer.getbuffer())
     return StateRef(name, state["unit"], state["step"], buffer.tell())
 
 
 def load(states: States | Path | str, ref: StateRef) -> State:
-    """The state that a reference names, on the CPU: what takes it over brings it to its own device."""
+    """The state that a reference names, on the CPU; ``restore`` brings it to the trial's device."""
     states = States.of(states)
     try:
         with states.read(ref.file) as file:

@@ -1,8 +1,8 @@
 """A task's data: read once for all trials that ask for the same, in an order that only the study's seed decides.
 
-Data order comes from (study seed, epoch); the batch size only cuts it, and the last, shorter batch is kept. What is
-random in reading a sample (augmentation) is keyed by (study seed, epoch, place in the order): it belongs to the stream
-and not to a trial (invariant 3).
+Data order comes from (study seed, epoch); the batch size only cuts it, and the last, shorter batch is kept. Random
+choices in reading a sample (augmentation) are keyed by (study seed, epoch, place in the order): they belong to the
+stream and not to a trial (invariant 3).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.training.signature import compared
 from penstock.trial import Config
 
 GATHERED = 2**24  # bytes of shuffled rows that are made at a time
-Cut = Callable[[int], slice]  # the rows that are wanted of a batch of so many
+Cut = Callable[[int], slice]  # from the length of a batch, the rows of it that are wanted
 KEPT = 2**26  # bytes of shuffled epochs that are kept for the next trial
 
 
@@ -40,13 +40,13 @@ class Source(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, start: int, size: int, cut: Cut | None = None) -> Iterator[Any]:
-        """The training batches of an epoch from the sample at ``start`` on; of each, the rows that ``cut`` says."""
+        """The training batches of an epoch from the sample at ``start`` on; ``cut`` says which rows of each."""
 
     @abstractmethod
     def all(self, size: int, first: int = 0, every: int = 1) -> Iterator[tuple[Any, int]]:
         """Every sample once in its own order, for validation: batches with their lengths.
 
-        Where others have the rest, only the ``first`` batch and each that is so many after it.
+        With other workers, one has the ``first`` batch and ``every`` so many batches another.
         """
 
 
@@ -54,7 +54,7 @@ class TensorSource(Source):
     """Tensors of equal length, whole on the device where they fit.
 
     Every trial sees the same epochs, so a small epoch's batches are made once and kept for the next trial. A task that
-    changes a batch in place spoils that for itself alone: torch counts a tensor's changes, and a changed one is made
+    changes a batch in place slows down itself alone: torch counts a tensor's changes, and a changed tensor is made
     again.
     """
 
@@ -108,7 +108,7 @@ class DatasetSource(Source):
         super().__init__(seed, len(dataset))
         self.device = device
         self._dataset, self._arguments = _Keyed(dataset, seed), loader
-        self._idle: list[tuple[DataLoader[Any], _Plan]] = []  # loaders that no stream reads from now
+        self._idle: list[tuple[DataLoader[Any], _Plan]] = []  # loaders that no stream is reading from
 
     def _loader(self) -> tuple[DataLoader[Any], _Plan]:
         if self._idle:
@@ -128,7 +128,7 @@ class DatasetSource(Source):
 
     def _read(self, batches: list[_Rows]) -> Iterator[tuple[Any, int]]:
         loader, plan = self._loader()
-        plan.batches = batches
+        plan.want(batches)
         with own_randomness():
             reading = iter(loader)
         try:
@@ -140,7 +140,7 @@ class DatasetSource(Source):
             self._idle.append((loader, plan))
 
 
-_Rows = list[tuple[object, int, int]]  # the epoch of each sample of a batch, its place there and its index
+_Rows = list[tuple[object, int, int]]  # by sample of a batch: the epoch, the place in it, and the index
 
 
 def _cut(samples: _Rows, size: int) -> list[_Rows]:
@@ -151,13 +151,17 @@ class _Plan:
     """The batches that a source wants next, as the DataLoader's batch sampler; one loader serves every epoch."""
 
     def __init__(self) -> None:
-        self.batches: list[_Rows] = []
+        self._batches: list[_Rows] = []
+
+    def want(self, batches: list[_Rows]) -> None:
+        """Let the loader read other batches next."""
+        self._batches = batches
 
     def __iter__(self) -> Iterator[_Rows]:
-        return iter(self.batches)
+        return iter(self._batches)
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self._batches)
 
 
 class _Keyed(Dataset[Any]):
@@ -174,7 +178,7 @@ class _Keyed(Dataset[Any]):
 
 
 class Streams:
-    """The batches of trials that train together: those at the same position share one, and each is read once."""
+    """The batches of trials that train together: trials at one position share a batch, and each batch is read once."""
 
     def __init__(self, source: Source, size: int) -> None:
         self.source, self.size = source, size
@@ -197,7 +201,7 @@ class Streams:
 
 @dataclass(frozen=True)
 class Data:
-    """What a trial trains on and is measured on, and the config's values that it was made from."""
+    """The data that a trial trains on and is measured on, and the config's values that it was made from."""
 
     train: Source
     valid: Source
@@ -209,7 +213,7 @@ class DataCache:
 
     def __init__(self, task: Task, seed: int, device: torch.device) -> None:
         self.task, self.seed, self.device = task, seed, device
-        self.loaded: list[tuple[Config, Data]] = []  # the values that were read, and what they gave
+        self.loaded: list[tuple[Config, Data]] = []  # the values that were read, and the data they gave
 
     def get(self, config: Config) -> Data:
         for read, data in self.loaded:
@@ -237,7 +241,7 @@ class DataCache:
         if isinstance(data, torch.Tensor):
             data = (data,)
         name = task_name(self.task)
-        columns = isinstance(data, Mapping) and 0 not in data  # and no samples, as those below are
+        columns = isinstance(data, Mapping) and 0 not in data  # a mapping from 0 on is a dataset
         columns |= isinstance(data, tuple) and any(hasattr(t, "shape") for t in data)
         if isinstance(data, tuple | list) and data and all(isinstance(t, torch.Tensor) for t in data):
             lengths = [len(t) if t.ndim else 0 for t in data]

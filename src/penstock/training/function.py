@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Paused, TaskError
 from penstock.seeds import key
@@ -17,9 +17,12 @@ from penstock.task import FunctionTask
 from penstock.training.random.generators import random_state, seed_everything, set_random_state
 from penstock.trial import Config, Metrics
 
+if TYPE_CHECKING:
+    from penstock.training.checkpoint import State
+
 
 class FunctionTrial:
-    """What a function task is given: its config, the last state it saved, and ``report``.
+    """The argument of a function task: its config, the last state it saved, and ``report``.
 
     >>> def train(trial):
     ...     start = trial.state["epoch"] if trial.state else 0
@@ -38,44 +41,57 @@ class FunctionTrial:
     state: Any
     """The last state that was saved, or None where it begins."""
 
-    def __init__(self, run: FunctionRun, state: Any) -> None:
-        self._run = run
-        self.number, self.config, self.seed, self.device = run.trial, dict(run.config), run.seed, run.device
+    def __init__(self, training: FunctionTraining, state: Any) -> None:
+        self._training = training
+        self.number, self.config = training.trial, dict(training.config)
+        self.seed, self.device = training.seed, training.device
         self.state = state
 
     def report(self, step: int, *, state: Any = None, **metrics: float) -> None:
         """Report metrics after unit ``step`` (1, 2, 3, …) with the state to go on from; may raise ``Paused``."""
-        self._run.take(step, state, metrics)
+        self._training.take(step, state, metrics)
 
 
-class FunctionRun:
+class FunctionTraining:
     """One trial of a function task. ``steps`` yields None while the function is busy, metrics when it reports."""
 
     can_stop = False  # only where it reports
+    can_divide = False
 
     def __init__(self, task: FunctionTask, trial: int, config: Config, *, seed: int, device: str) -> None:
         self.task, self.trial, self.config, self.device = task, trial, config, device
         self.seed = key(seed, "trial", trial)
         self.unit = self.step = 0
         self._first = True  # of this run of the function
-        self._kept: Any = None  # the state of the last report: the function's own objects, which it goes on to change
+        self._kept: Any = None  # the state of the last report: objects of the function, which it goes on to change
         self._skipped = False  # a report came without a state
         self._metrics: dict[str, float] = {}
         self._error: BaseException | None = None
         self._over = self._paused = False
         self._turn_of_worker = threading.Semaphore(0)
         self._turn_of_function = threading.Semaphore(0)
-        seed_everything(self.seed)
+        self.take_up(None)
 
-    def restore(self, state: dict[str, Any], *, inherited: bool) -> None:
+    def take_up(self, random: State | None) -> None:
+        """Set the global generators to where this trial left them; None where it has drawn nothing from them."""
+        if random is None:
+            seed_everything(self.seed)
+        else:
+            set_random_state(random)
+
+    def divide(self, parts: int) -> str:
+        """Refuse, as the function has batches of its own."""
+        return "a function has a loop of its own"
+
+    def restore(self, state: State, *, inherited: bool) -> None:
         """Go on from a state; the function finds what it saved in ``trial.state``."""
         self.unit = self.step = state["unit"]
         self._kept = state["state"]
         if not inherited:
-            set_random_state(state["random"])
+            self.take_up(state["random"])
 
-    def state(self) -> dict[str, Any] | None:
-        """What the function gave with its last report; None where that was nothing."""
+    def state(self) -> State | None:
+        """The state that the function gave with its last report; None where it gave none."""
         if self._kept is None:
             return None
         return {"unit": self.unit, "step": self.step, "state": self._kept, "random": random_state(with_torch=True)}
@@ -86,6 +102,7 @@ class FunctionRun:
         return self._skipped and self._kept is not None
 
     def steps(self) -> Generator[Metrics | None, None, None]:
+        """Run the function in its thread: None while it is busy, the metrics where it reports."""
         trial = FunctionTrial(self, self._kept)
         threading.Thread(target=self._call, args=(trial,), name=f"trial {self.trial}", daemon=True).start()
         try:
@@ -107,7 +124,7 @@ class FunctionRun:
             self.task.function(trial)
         except Paused:
             pass
-        except SystemExit as error:  # an end of the program to whoever wrote it, of one trial to the study
+        except SystemExit as error:  # it would end the program of its author; in a study it ends one trial
             self._error = TaskError(f"The function ended by sys.exit({error.code!r}): return, or raise an exception.")
         except BaseException as error:
             self._error = error
@@ -115,7 +132,7 @@ class FunctionRun:
         self._turn_of_worker.release()
 
     def take(self, step: int, state: Any, metrics: dict[str, float]) -> None:
-        """A report of the function, in the function's thread."""
+        """Take a report of the function, in the function's thread."""
         if self._paused:
             raise Paused
         expected = f"from 1 to {self.unit + 1}" if self._first else str(self.unit + 1)

@@ -1,8 +1,8 @@
 """The training loop: one trial on one device, read from top to bottom.
 
-Initial weights come from (study seed, trial number). What the forward draws at random (dropout) is keyed by (trial
-seed, step, call), and torch's generators, for what draws from them, are seeded by (trial seed, step): so a trial that
-is stopped at any step and continued in another process goes on as if it had never stopped.
+Initial weights come from (study seed, trial number). The forward's random draws (dropout) are keyed by (trial
+seed, step, call), and torch's generators are seeded by (trial seed, step) for other draws. So a trial that is stopped
+at any step and continued in another process goes on as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,15 @@ from penstock.trial import Config, Metrics, Mode, score
 class Training:
     """A trial in training. ``steps`` trains it; between two steps ``state`` gives all it needs to go on."""
 
+    # Made by ``optimize``, and made again when the parameters are shared out.
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    every_step: bool  # whether the scheduler steps at every step, or at every unit
+    zeroed: list[nn.Parameter] | None  # the parameters whose gradients are dropped by hand
+    closure: bool  # whether the optimizer evaluates the loss itself
+
     can_stop = True  # at every step
+    can_divide = True
     urgent = False  # a state can be made at any time
 
     def __init__(
@@ -55,9 +63,10 @@ class Training:
         self.model = self.brought(task.model(config))
         self.optimize()
         self.scaler = torch.amp.GradScaler(device.type) if task.precision == "fp16" else None
-        # What the loss draws at random, and what the metrics draw.
+        # The random draws of the loss, and those of the metrics.
         self.randomness, self.eval_randomness = (Solo(self.model, _generators(device)) for _ in range(2))
-        self.parts = 1  # in which a batch is taken, one after another
+        self.parts = 1  # how many parts a batch is taken in, one after another
+        self._taken = Part(0, self.batch_size, self.batch_size)  # the part that is computed now
         self.take_up(None)
         self._undrawn = position()
         # The position: units reported, steps trained in all and in this unit, epoch, and place in its order.
@@ -66,8 +75,12 @@ class Training:
         self.best_score, self.best_unit, self.best_step = float("-inf"), 0, 0
         self.best_model: Mapping[str, torch.Tensor] = {}
 
+    def read_from(self, config: Config) -> None:
+        """Let the task read its values from another form of the same config."""
+        self.config = config
+
     def brought(self, model: nn.Module) -> nn.Module:
-        """A new model, where it trains."""
+        """A new model, brought to the device that it trains on."""
         return model.to(self.device)
 
     def optimize(self) -> None:
@@ -77,7 +90,7 @@ class Training:
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             kind = type(self.optimizer).__name__
             raise TaskError(f"{task_name(task)}.optimizer must return a torch optimizer, got {kind}.")
-        # What zero_grad of torch's own optimizers does, without its profiling, which a small model's step feels.
+        # Dropping gradients by hand does what zero_grad does without its profiling, which a small model's step feels.
         plain = type(self.optimizer).zero_grad is torch.optim.Optimizer.zero_grad
         self.zeroed = [p for group in self.optimizer.param_groups for p in group["params"]] if plain else None
         self.closure = isinstance(self.optimizer, torch.optim.LBFGS)
@@ -103,11 +116,15 @@ class Training:
                 continue  # the epoch ended inside a unit
             metrics = self.evaluate()
             if self.count_unit(metrics):
-                self.best_model = self.weights()
+                self.keep_best(self.weights())
             yield metrics
 
+    def keep_best(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Hold these weights as those of the best report so far; empty where something else holds them."""
+        self.best_model = weights
+
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """A copy of the model's, on the CPU."""
+        """A copy of the model's weights, on the CPU."""
         return {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
 
     def batches(self) -> Iterator[Any]:
@@ -187,13 +204,13 @@ class Training:
         if reason := self._indivisible(parts):
             return reason
         batch = next(iter(self.data.train.batches(self.epoch, self.place, self.batch_size)))
-        first, whole = Part.of(self._rows(), 0, parts), self._rows()
+        first = Part.of(self._rows(), 0, parts)
         try:
             if reason := self._unlike(first.cut(batch), first.rows):
                 return reason
         except ValueError as error:
             return f"its batches cannot be cut: {error}"
-        self.parts, self._taken = parts, Part(0, whole, whole)
+        self.parts = parts
         self.randomness = InParts(self.model, self.randomness.generators, lambda: self._taken)
         return ""
 
@@ -206,7 +223,7 @@ class Training:
 
     @torch.no_grad()
     def _unlike(self, batch: Any, rows: int) -> str:
-        """Why the loss of a batch, of one that fits into memory, is not the mean over its samples; if so."""
+        """Why the loss of a batch, which fits into memory, is not the mean over its samples; nothing where it is."""
         self.model.eval()
         one, other = float(self._loss(batch)), 0.0
         for part in (Part.of(rows, rank, 3) for rank in range(3)):
@@ -264,9 +281,9 @@ class Training:
         return torch.autocast(self.device.type, dtype=dtype)
 
     def state(self, *, drawn: bool = True) -> State:
-        """What a plain PyTorch run would save, and the position.
+        """The state that a plain PyTorch run would save, and the position.
 
-        Not ``drawn``: the trial has not touched Python's and numpy's generators, whoever else did.
+        Not ``drawn``: the trial itself has not touched Python's and numpy's generators.
         """
         at_best = self.best_step == self.step and self.best_unit == self.unit
         return {
@@ -279,20 +296,20 @@ class Training:
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "random": None
             if not drawn or position() == self._undrawn
-            else random_state(with_torch=False),  # most draw nothing
+            else random_state(with_torch=False),  # most trials draw nothing
             "best": {
                 "score": self.best_score,
                 "unit": self.best_unit,
                 "step": self.best_step,
-                "model": None if at_best else self.best_model,  # the model above is the best one
+                "model": None if at_best else self.best_model,  # the model above has the best weights
             },
         }
 
     def restore(self, state: State, *, inherited: bool) -> None:
         """Go on from a state.
 
-        An inherited one is a donor's, or that of another config: the optimizer made from this trial's own config takes
-        over the per-parameter state alone, and no earlier report is this trial's.
+        An inherited state is a donor's, or that of another config. The optimizer made from this trial's own config then
+        takes over the per-parameter state alone, and no earlier report counts as this trial's.
         """
         self.unit, self.step = state["unit"], state["step"]
         self.unit_step, self.epoch, self.place = (state["position"][k] for k in ("unit_step", "epoch", "place"))
@@ -327,7 +344,7 @@ def batch_size(task: Task, config: Config, length: int) -> int:
 
 
 def split_scheduler(given: Any) -> tuple[Any, bool]:
-    """(scheduler, whether it steps at every step) from what ``Task.scheduler`` returned."""
+    """The scheduler that ``Task.scheduler`` returned, and whether it steps at every step."""
     if isinstance(given, tuple):
         if len(given) != 2 or given[1] not in ("step", "unit"):
             raise TaskError(

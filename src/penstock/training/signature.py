@@ -1,9 +1,9 @@
-"""What must be equal for trials to be trained as one model, as one opaque string.
+"""The signature: everything that must be equal for trials to be trained as one model, as one opaque string.
 
 One module runs for all trials of a bundle with its own Python attributes, so equal shapes are not enough: a
 LeakyReLU(0.9) fused by shape alone would silently train as its neighbour's LeakyReLU(0.1). Everything that a forward
-could read is compared, but for the numbers that the fused operators take per trial. What cannot be compared is
-different.
+could read is compared, but for the numbers that the fused operators take per trial. A value that
+cannot be compared counts as different.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from torch.nn.parameter import is_lazy
 
 from penstock.task import Task
 from penstock.training.fused.optimizers import vector_flags
+from penstock.training.fused.per_trial import PER_TRIAL
 from penstock.training.fused.stacked import Unfusable
-from penstock.training.fused.ways import PER_TRIAL
 
 _REGISTRIES = {
     "_parameters",
@@ -39,7 +39,9 @@ _REGISTRIES = {
 }
 _HOOKS = {name for name in vars(nn.Module()) if name.endswith(("_hooks", "_pre_hooks"))}
 _different = itertools.count()
-_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of classes that no module has by name
+_numbers: weakref.WeakKeyDictionary[Any, int] = (
+    weakref.WeakKeyDictionary()
+)  # by class that no module gives under its name
 
 
 def signature(
@@ -50,7 +52,7 @@ def signature(
     batch_size: int,
     reads: Mapping[str, Any],
 ) -> str:
-    """The string that is equal for trials that can be one model; raises ``Unfusable`` for one that cannot at all.
+    """The string that is equal for trials that can be one model; raises ``Unfusable`` for a trial that never can.
 
     ``looks`` are the model's ``attributes`` before its first forward, ``reads`` the values that the task's loss,
     metrics and data took from the config.
@@ -73,7 +75,7 @@ def signature(
 
 
 def attributes(model: nn.Module) -> list[str]:
-    """What a model is but for the values of its parameters and buffers, a line for each thing."""
+    """Everything about a model but the values of its parameters and buffers, a line for each attribute."""
     parts = []
     params = {id(p): name for name, p in reversed(list(model.named_parameters(remove_duplicate=False)))}
     buffers: set[int] = set()

@@ -1,16 +1,19 @@
-"""A worker: trains the bundle it was given on one device and says what happens, in the executor's events."""
+"""A worker: trains the bundle that it was given on one device, and tells of it in events."""
 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from penstock.bundle import Bundle, Description, Gathering, Job, Placement, Stopped, WorkerEvent
+from penstock.bundle import Bundle, BundleMode, Description, Gathering, Job, Placement, Stopped, WorkerEvent
 from penstock.task import FunctionTask, Task, shards
+from penstock.training.account import Account
 from penstock.training.runs.base import Events, Run
 from penstock.training.runs.fused import FusedRun
 from penstock.training.runs.solo import SoloRun
@@ -19,11 +22,31 @@ from penstock.trial import Config, StateRef
 if TYPE_CHECKING:
     import torch
 
-    from penstock.training.fused.bundle import Recipe
+    from penstock.training.check import Reads
+    from penstock.training.checkpoint import State
+    from penstock.training.data import DataCache
+    from penstock.training.fused.recipe import Recipe
     from penstock.training.loop import Training
     from penstock.training.spread.data_parallel import Distributed
+    from penstock.training.trainable import Trainable
+
+    Kind = TypeVar("Kind", bound=Training)
 
 WARM, WARM_BYTES = 64, 2**26  # how many trials stay in memory beside their states, and how many bytes they may take
+
+
+def _gang(worker: Worker, bundle: Bundle) -> Run:
+    from penstock.training.runs.gang import GangRun  # torch.distributed takes a while to import
+
+    return GangRun(worker, bundle)
+
+
+RUNS: dict[BundleMode, Callable[[Worker, Bundle], Run]] = {
+    "solo": SoloRun,
+    "processes": SoloRun,
+    "fused": FusedRun,
+    "distributed": _gang,
+}
 
 
 class Worker:
@@ -33,18 +56,20 @@ class Worker:
         self.job = job
         self.device = device
         self.host = host  # where workers on other devices reach this one
-        self.save_cost = 0.0  # seconds, as last measured
+        self.account = Account(device)
+        self._save_cost = 0.0  # seconds, as last measured
+        self._saves_between = True
         self._next: Bundle | None = None
         self._unsaid: deque[WorkerEvent] = deque()
         self._run: Run | None = None
         self._events: Events | None = None
-        self._checked = False  # that a function's state can be kept; a task's is, by its dry batch
-        self._warm: dict[str, tuple[Any, Any]] = {}
-        self._data: Any = None
-        self._reads: list[Any] = []  # what loss and metrics were seen to do with configs
-        self._recipes: dict[str, Recipe] = {}
-        self.parts: dict[str, int] = {}  # in which batches of a signature fit into the memory of several devices
-        self.spreadable: set[str] = set()  # signatures whose batches were seen to be what their parts are together
+        self._checked = False  # whether a function's state was seen to be loadable; a dry batch shows that of a task
+        self._warm: dict[str, tuple[Training, State | None]] = {}  # by state: the trial, and its random states
+        self._data: DataCache | None = None
+        self._reads: list[Reads] = []  # the values that loss and metrics were seen to read from configs
+        self._recipes: dict[str, Recipe] = {}  # by signature
+        self.parts: dict[str, int] = {}  # by signature: how many parts of a batch fit into several devices
+        self.spreadable: set[str] = set()  # signatures whose batches were seen to give the same in parts
 
     @property
     def idle(self) -> bool:
@@ -52,7 +77,7 @@ class Worker:
 
     def place(self, bundle: Bundle) -> None:
         """Take a bundle, or change the one there is at the next step boundary."""
-        if self._next is not None:  # it came while another was leaving, and goes before it began
+        if self._next is not None:  # that bundle came while another was leaving, and goes before it began
             self._unsaid += [Stopped(p.trial, p.attempt, p.state) for p in self._next.placements]
         self._next = bundle if bundle.placements else None
         if self._run is None:
@@ -61,7 +86,7 @@ class Worker:
             self._next = None
 
     def say(self, event: WorkerEvent) -> None:
-        """Tell something of a trial that is not in training."""
+        """Tell an event of a trial that is not in training."""
         self._unsaid.append(event)
 
     def advance(self) -> WorkerEvent | Gathering | None:
@@ -73,7 +98,7 @@ class Worker:
         event, ended = None, False
         try:
             event = next(self._events)
-        except StopIteration:  # it gave up: whoever was to come has not begun
+        except StopIteration:  # the run gave up: trials that were to enter have not begun
             ended = True
             self._run.declare(replace(self._run.bundle, placements=()))
         if ended or self._run.over:
@@ -84,18 +109,11 @@ class Worker:
 
     def _begin_next(self) -> None:
         if self._next is not None:
-            self._run = self._run_of(self._next)
+            self._run = RUNS[self._next.mode](self, self._next)
             self._events, self._next = self._run.events(), None
 
-    def _run_of(self, bundle: Bundle) -> Run:
-        if bundle.mode == "distributed":
-            from penstock.training.runs.gang import GangRun
-
-            return GangRun(self, bundle)
-        return FusedRun(self, bundle) if bundle.mode == "fused" else SoloRun(self, bundle)
-
     def close(self) -> None:
-        """Leave at once, without saving, and let data and trials go: a study outlives its run until Python looks."""
+        """Leave at once, without saving. Data and trials are let go, as the study may live on after its run."""
         if self._events is not None:
             self._events.close()
             self._run = self._events = None
@@ -103,42 +121,49 @@ class Worker:
         for kept in (self._warm, self._reads, self._recipes):
             kept.clear()
 
-    def begin(self, placement: Placement) -> Any:
+    def begin(self, placement: Placement) -> Trainable:
         """A trial, ready to go on from its placement's state."""
-        task, config = self.job.task, placement.config
-        run: Any
+        task = self.job.task
+        if not isinstance(task, FunctionTask):
+            return self.begin_task(placement)
+        from penstock.training.function import FunctionTraining
+
+        training = FunctionTraining(task, placement.trial, placement.config, seed=self.job.seed, device=self.device)
+        self._restore(training, placement)
+        return training
+
+    def begin_task(self, placement: Placement) -> Training:
+        """A trial of a task, ready to go on from its placement's state; one that is still in memory is taken up."""
+        from penstock.training.loop import Training
+
         warm = self._warm.pop(placement.state.file, None) if placement.state else None
         if warm is not None and not placement.inherited:
-            run, random = warm
-            run.take_up(random)
-            return run
-        if isinstance(task, FunctionTask):
-            from penstock.training.function import FunctionRun
-
-            run = FunctionRun(task, placement.trial, config, seed=self.job.seed, device=self.device)
-        else:
-            run = self._training_of(placement.trial, config)
-        if placement.state is not None:
-            from penstock.training.checkpoint import load
-
-            run.restore(load(self.job.states, placement.state), inherited=placement.inherited)
-        elif isinstance(task, Task):
-            self._expect(run)
-        return run
-
-    def _expect(self, run: Training) -> None:
-        if self.save_cost == 0.0:
-            self.save_cost = 0.01 + sum(p.nbytes for p in run.model.parameters()) / 50e6  # until one is measured
+            training, random = warm
+            training.take_up(random)
+            return training
+        training = self._made(Training, placement.trial, placement.config)
+        if placement.state is None:
+            self._expect(training)
+        self._restore(training, placement)
+        return training
 
     def begin_spread(self, placement: Placement) -> Distributed:
         """A trial that other workers train too, at its placement's state."""
-        from penstock.training.checkpoint import load
+        training = self._made(self._spread, placement.trial, placement.config)
+        self._expect(training)
+        self._restore(training, placement)
+        return training
 
-        run: Distributed = self._training_of(placement.trial, placement.config, self._spread)
-        self._expect(run)
+    def _restore(self, training: Trainable, placement: Placement) -> None:
         if placement.state is not None:
-            run.restore(load(self.job.states, placement.state), inherited=placement.inherited)
-        return run
+            from penstock.training.checkpoint import load
+
+            training.restore(load(self.job.states, placement.state), inherited=placement.inherited)
+
+    def _expect(self, training: Training) -> None:
+        """Guess the cost of saving a state, until one is measured."""
+        if self._save_cost == 0.0:
+            self._save_cost = 0.01 + sum(p.nbytes for p in training.model.parameters()) / 50e6
 
     @property
     def _spread(self) -> type[Distributed]:
@@ -156,15 +181,14 @@ class Worker:
 
         return torch.device(self.device)
 
-    def _training_of(self, trial: int, config: Config, kind: type[Training] | None = None) -> Any:
+    def _made(self, kind: type[Kind], trial: int, config: Config) -> Kind:
         from penstock.training.data import DataCache
-        from penstock.training.loop import Training
 
         task, device = self.job.task, self.torch_device
         assert isinstance(task, Task)
         if self._data is None:
             self._data = DataCache(task, self.job.seed, device)
-        return (kind or Training)(
+        return kind(
             task,
             trial,
             config,
@@ -175,7 +199,16 @@ class Worker:
             mode=self.job.mode,
         )
 
-    def save(self, placement: Placement, state: Any) -> StateRef:
+    @property
+    def save_cost(self) -> float:
+        """Seconds that writing a state takes; infinite where states are written with reports alone."""
+        return self._save_cost if self._saves_between else math.inf
+
+    def save_with_reports_alone(self) -> None:
+        """Write no states between reports: when they are written in between depends on the real clock."""
+        self._saves_between = False
+
+    def save(self, placement: Placement, state: State) -> StateRef:
         """Write a trial's state."""
         from penstock.training.checkpoint import check_loadable, save
 
@@ -185,37 +218,29 @@ class Worker:
             self._checked = True
         name = f"{placement.trial:06d}-{placement.attempt}-{state['step']}.pt"
         ref = save(state, self.job.states, name)
-        self.save_cost = time.perf_counter() - began
+        self._save_cost = time.perf_counter() - began
         return ref
 
-    def keep_warm(self, ref: StateRef, run: Any, random: Any) -> None:
+    def keep_warm(self, ref: StateRef, training: Trainable, random: State | None) -> None:
         """Small models stay in memory for a while after their state was written: the next rung often takes them up."""
-        if isinstance(self.job.task, Task) and ref.bytes <= WARM_BYTES // WARM:
-            self._warm[ref.file] = run, random
+        from penstock.training.loop import Training
+
+        if isinstance(training, Training) and ref.bytes <= WARM_BYTES // WARM:
+            self._warm[ref.file] = training, random
             while len(self._warm) > WARM:
                 self._warm.pop(next(iter(self._warm)))
 
     def recipe(self, bundle: Bundle) -> Recipe:
-        """What is known here about training a signature's trials together."""
-        from penstock.training.fused.bundle import Recipe
+        """The recipe of a bundle's signature, as far as it is known here, with the size that the bundle says."""
+        from penstock.training.fused.recipe import Recipe
 
         recipe = self._recipes.setdefault(bundle.signature, Recipe())
         if bundle.size is not None:
-            recipe.size = bundle.size
+            recipe.limit(bundle.size)
         return recipe
 
-    def peak_bytes(self, graphs: int = 0) -> int | None:
-        """The most memory that was in use since the last call, on an accelerator, with what CUDA graphs hold."""
-        if not self.device.startswith("cuda"):
-            return None
-        import torch
-
-        peak = torch.cuda.max_memory_allocated(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        return peak + graphs
-
     def free_bytes(self) -> int:
-        """Memory that a bundle may take; half of a CPU's, which is not ours alone."""
+        """The memory that a bundle may take; half of a CPU's, which other programs use too."""
         import torch
 
         if self.device.startswith("cuda"):
@@ -224,7 +249,7 @@ class Worker:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2
 
     def free(self) -> None:
-        """Give back what nothing holds any more."""
+        """Give back memory that nothing holds any more."""
         gc.collect()
         if self.device.startswith("cuda"):
             import torch
@@ -232,25 +257,26 @@ class Worker:
             torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
-        """Wait for what an accelerator still computes."""
+        """Wait until an accelerator has computed everything that was asked of it."""
         if self.device.startswith("cuda"):
             import torch
 
             torch.cuda.synchronize(self.device)
 
     def describe(self, config: Config, *, train: bool) -> Description:
-        """What a config's trial is like, with one dry batch if ``train``; the global random states stay."""
+        """Describe a config's trial, with one dry batch if ``train``; the global random states stay."""
         if isinstance(self.job.task, FunctionTask):
             return Description(reason="a function has a loop of its own")
         from penstock.training.check import describe, describe_whole
+        from penstock.training.loop import Training
         from penstock.training.random.generators import own_randomness
 
         with own_randomness():
             if shards(self.job.task) > 1:
-                return describe_whole(self._training_of(0, config, self._spread)) if train else Description()
+                return describe_whole(self._made(self._spread, 0, config)) if train else Description()
             if train:
-                return describe(self._training_of(0, config), self._reads, train=True)
+                return describe(self._made(Training, 0, config), self._reads, train=True)
             try:
-                return describe(self._training_of(0, config), self._reads, train=False)
+                return describe(self._made(Training, 0, config), self._reads, train=False)
             except Exception:
-                return Description()  # it says what is wrong with it when it trains
+                return Description()  # the error is told when the trial trains

@@ -7,7 +7,7 @@ from torch import nn
 
 from penstock.training.fused import agreement
 from penstock.training.fused.agreement import ABOUT, EXACT, compare
-from penstock.training.fused.bundle import Recipe
+from penstock.training.fused.recipe import Recipe
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.ways import Native
 from tests.tasks import Blobs, Noisy

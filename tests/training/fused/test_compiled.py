@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from penstock.training.fused import compiled, speeding
+from penstock.training.fused.agreement import agree_plain
 from penstock.training.fused.compiled import FastStep
 from penstock.training.fused.stacked import Unfusable
 from tests.tasks import Blobs
@@ -31,8 +32,9 @@ def made(fused, kind=Plain):
     fused._arrange()
     trial = fused.trials[0]
     batch = next(iter(trial.data.train.batches(trial.epoch, trial.place, trial.batch_size)))
-    inputs = fused._inputs(0, len(fused.trials), batch)
-    return kind(fused.recipe.way, trial.task, fused._stack.flats, inputs, True), inputs
+    way = fused.recipe.way
+    inputs = fused._inputs(way, 0, len(fused.trials), batch, True)
+    return kind(fused._step_by(way), inputs), inputs
 
 
 def test_a_rate_that_differs_takes_no_other_rates_place():
@@ -55,7 +57,7 @@ def test_a_step_with_rates_that_differ_is_traced_as_it_is(monkeypatch):
     rates = ((0.5, 0.5), (0.1, 0.5))
     fused = Together().enter(*(trials.make(n, {"lr": 0.1, "rates": pair}) for n, pair in enumerate(rates))).step().fused
     step, inputs = made(fused, compiled.CompiledStep)
-    compiled.agree(step, inputs)
+    agree_plain(step.step, step, inputs)
 
 
 class AtLeast(nn.Module):
@@ -111,10 +113,10 @@ def test_a_step_that_does_anything_else_than_the_plain_one_is_refused(spoil, div
     if diverged:
         inputs.rows[0][2] = torch.nan
     if spoil is None:
-        compiled.agree(step, inputs)
+        agree_plain(step.step, step, inputs)
     else:
         with pytest.raises(Unfusable, match="the compiled step differs from the plain one by"):
-            compiled.agree(step, inputs)
+            agree_plain(step.step, step, inputs)
 
 
 def test_a_step_is_made_while_the_trials_device_is_the_current_one(monkeypatch):
@@ -153,7 +155,7 @@ def test_a_number_that_a_batch_holds_beside_its_tensors_was_read_once(value, tak
     fused = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).step().fused
     step, inputs = made(fused)
     inputs.batch = (*inputs.batch, 3)
-    step = Plain(step.way, step.task, step.flats, inputs, True)
+    step = Plain(step.step, inputs)
     inputs.batch = (*inputs.batch[:-1], value)
     assert step.takes(inputs) is taken
 
@@ -166,3 +168,19 @@ def test_a_short_batch_of_as_many_features_as_a_full_one_has_rows_is_a_short_one
     trials = Trials(Blobs())
     fused = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).fused
     assert fused._whole(0, 2, (torch.zeros(shape),), shared) is whole
+
+
+class Alternating(Blobs):
+    """Its optimizer has no form for many trials."""
+
+    def optimizer(self, params, config):
+        return torch.optim.Adamax(params, lr=config["lr"])
+
+
+def test_no_faster_step_is_made_where_the_trials_optimizers_step_one_after_another():
+    trials = Trials(Alternating())
+    together = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).step()
+    together.fused.speeding.wanted = "compiled"
+    together.step()
+    assert together.recipe.refusals == ["compiled: the trials' optimizers step one after another"]
+    assert not together.recipe.compilable

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from penstock.training.fused.bundle import Recipe, _stack_leaves
+from penstock.training.fused.batches import stack_leaves
+from penstock.training.fused.recipe import Recipe
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.ways import General, Native
 from tests.tasks import Blobs
@@ -171,9 +172,9 @@ def test_trials_whose_batches_are_of_one_length_take_one_step_together(monkeypat
 
 
 def test_what_is_no_tensor_in_a_batch_must_be_the_same_at_every_position():
-    assert _stack_leaves("alike", "alike") == "alike"
+    assert stack_leaves("alike", "alike") == "alike"
     with pytest.raises(Unfusable, match="a batch holds a str that differs from position to position"):
-        _stack_leaves("one", "another")
+        stack_leaves("one", "another")
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamax"])

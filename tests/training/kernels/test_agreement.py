@@ -12,9 +12,10 @@ from torch.nn import functional as F
 pytest.importorskip("triton")
 import penstock as ps
 from penstock.training.fused import speeding
+from penstock.training.fused.agreement import agree_kernels
 from penstock.training.fused.stacked import Unfusable
-from penstock.training.kernels import agreement, normalization
-from penstock.training.kernels.agreement import check
+from penstock.training.fused.step import Step
+from penstock.training.kernels import normalization
 from penstock.training.kernels.choice import available, kernels, wanted
 from tests.training.together import Together, Trials
 
@@ -44,13 +45,17 @@ def bundle():
     trials = Trials(Pictures(), device=DEVICE)
     fused = Together().enter(*(trials.make(n, {"lr": 0.1 * n}) for n in range(1, 10))).step().fused
     batch = next(iter(fused.trials[0].data.train.batches(0, 0, 4)))
-    return fused, fused._inputs(0, 9, batch)
+    return fused, fused._inputs(fused.recipe.way, 0, 9, batch, True)
+
+
+def step(fused, task=None):
+    return Step(fused.recipe.way, task or Pictures(), fused._stack.flats)
 
 
 def test_kernels_that_agree_are_let_in_and_nothing_is_changed():
     fused, inputs = bundle()
     before = [value.clone() for value in inputs.leaves()[0] if isinstance(value, torch.Tensor)]
-    check(fused.recipe.way, Pictures(), fused._stack.flats, inputs, True)
+    agree_kernels(step(fused), inputs)
     after = [value for value in inputs.leaves()[0] if isinstance(value, torch.Tensor)]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
@@ -68,7 +73,7 @@ def test_a_kernel_that_is_wrong_for_one_trial_is_refused(monkeypatch):
     with pytest.raises(
         Unfusable, match=r"the gradients of trial 7 .* off by .* where torch's own operators are off by"
     ):
-        check(fused.recipe.way, Pictures(), fused._stack.flats, inputs, True)
+        agree_kernels(step(fused), inputs)
 
 
 def test_a_kernel_that_is_wrong_about_what_a_module_keeps_is_refused(monkeypatch):
@@ -81,7 +86,7 @@ def test_a_kernel_that_is_wrong_about_what_a_module_keeps_is_refused(monkeypatch
 
     monkeypatch.setattr(normalization, "measured", wrong)
     with pytest.raises(Unfusable, match=r"the buffers of trial \d of the bundle are off by"):
-        check(fused.recipe.way, Pictures(), fused._stack.flats, inputs, True)
+        agree_kernels(step(fused), inputs)
 
 
 def test_kernels_are_used_only_where_they_are_wanted_and_never_for_float64():
@@ -102,18 +107,18 @@ def test_kernels_are_used_only_where_they_are_wanted_and_never_for_float64():
 def test_kernels_may_be_off_by_about_as_much_as_torchs_rounding(monkeypatch, off, refused):
     """Where torch's own operators are off by a tenth, as they may be in bfloat16."""
     fused, inputs = bundle()
-    given = agreement.gradients
+    given = Step.gradients
 
-    def rounded(way, task, flats, inputs, shared, mixed):
-        losses, grads = given(way, task, flats, inputs, shared, False)
-        much = 0.0 if not mixed else off if wanted(losses) else 0.1
+    def rounded(step, inputs, full=False):
+        losses, grads = given(step, inputs, full=True)
+        much = 0.0 if full else off if wanted(losses) else 0.1
         return losses, [rows * (1 + much) for rows in grads]
 
-    monkeypatch.setattr(agreement, "gradients", rounded)
+    monkeypatch.setattr(Step, "gradients", rounded)
     task = Pictures()
     task.precision = "bf16"
     with pytest.raises(Unfusable) if refused else nullcontext():
-        check(fused.recipe.way, task, fused._stack.flats, inputs, True)
+        agree_kernels(step(fused, task), inputs)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +134,8 @@ def test_they_are_used_where_they_agree_and_a_step_is_faster_with_them(monkeypat
             raise error
 
     monkeypatch.setattr(speeding, "available", lambda device: True)
-    monkeypatch.setattr(speeding, "check", checked)
+    monkeypatch.setattr(speeding, "agree_kernels", checked)
     monkeypatch.setattr(speeding, "CapturedStep", lambda *given: wanted(torch.zeros(1, device=DEVICE)))
     monkeypatch.setattr(speeding, "_seconds", lambda kernelled, inputs: with_kernels if kernelled else 2.0)
-    assert fused.speeding._with_kernels(inputs, True, Pictures(), fused._stack.flats) is used
+    assert fused.speeding._with_kernels(step(fused), inputs) is used
     assert fused.recipe.refusals == ([] if error is None else ["kernels: no memory"])

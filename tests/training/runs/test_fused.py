@@ -447,8 +447,8 @@ def test_the_size_is_measured_on_steps_that_count(driven, monkeypatch):
     driven.place(*(driven.placement(trial, 3) for trial in range(6)), size=None)
     driven.go_on()
     first = driven.measured()[0]
-    assert sorted(first.seconds) == [1, 2, 4, 6]
-    assert (first.way, first.size) == ("native", best_size(first.seconds, measuring.LARGEST))
+    assert sorted(first.table) == [1, 2, 4, 6]
+    assert (first.way, first.size) == ("native", best_size(first.table, measuring.LARGEST))
     assert "6 trials together train at 4 steps/s, 4.1 times those of one alone (native)" in first.reason
     driven.assert_as_alone(*range(6))
 
@@ -481,7 +481,7 @@ def test_whoever_comes_while_it_is_measured_is_measured_with_the_others(driven, 
         assert driven.worker.advance() is None
     driven.place(*placements, size=None)
     driven.go_on()
-    assert len([e for e in driven.measured() if e.seconds]) == 1
+    assert len([e for e in driven.measured() if e.table]) == 1
     driven.assert_as_alone(*range(6))
 
 
@@ -505,7 +505,7 @@ def test_a_size_that_is_known_by_then_is_not_measured(driven):
     driven.go_on(lambda e: isinstance(e, Report))
     driven.place(first, driven.placement(1, 2), driven.placement(2, 2), size=2)
     driven.go_on()
-    assert [(e.size, e.seconds) for e in driven.measured()] == [(2, {})]
+    assert [(e.size, e.table) for e in driven.measured()] == [(2, {})]
     driven.assert_as_alone(0, 1, 2)
 
 
@@ -539,9 +539,9 @@ class Faster(FastStep):
 @pytest.fixture
 def faster(monkeypatch):
     """Steps are compiled after the first unit. The clock goes on when it is looked at, and by ten with a plain step."""
-    ticks, plain = count(), Fused._gradients
+    ticks, plain = count(), Fused._step
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
-    monkeypatch.setattr(Fused, "_gradients", lambda *given: [next(ticks) for _ in range(10)] and plain(*given))
+    monkeypatch.setattr(Fused, "_step", lambda *given: [next(ticks) for _ in range(10)] and plain(*given))
     monkeypatch.setattr(speeding, "COMPILING", 0.0)
     monkeypatch.setattr(speeding, "CompiledStep", Faster)
     for name in ("made", "taken", "seconds"):
@@ -565,7 +565,7 @@ def test_where_memory_is_too_short_for_a_faster_step_the_plain_one_goes_on(drive
         tried.append(given)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(speeding, "agree", short)
+    monkeypatch.setattr(speeding, "agree_plain", short)
     monkeypatch.setattr(Fused, "step_each", None)
     driven.place(*(driven.placement(trial, 4) for trial in range(3)))
     driven.go_on()
@@ -575,7 +575,7 @@ def test_where_memory_is_too_short_for_a_faster_step_the_plain_one_goes_on(drive
 
 
 def test_where_memory_is_too_short_beside_a_captured_step_that_goes_first(driven, faster, monkeypatch):
-    plain, ran_out = Fused._gradients, []
+    plain, ran_out = Fused._step, []
 
     def short(fused, *given):
         if fused.fast:
@@ -583,7 +583,7 @@ def test_where_memory_is_too_short_beside_a_captured_step_that_goes_first(driven
             raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(fused, *given)
 
-    monkeypatch.setattr(Fused, "_gradients", short)
+    monkeypatch.setattr(Fused, "_step", short)
     driven.place(*(driven.placement(trial, 3) for trial in range(3)))
     driven.go_on()
     assert ran_out, "the last batch of a unit is shorter"
@@ -637,7 +637,7 @@ def test_measuring_ends_though_a_trial_has_left_meanwhile(driven, monkeypatch):
         assert driven.worker.advance() is None
     driven.place(*placements[:-1], size=None)
     driven.go_on()
-    assert max(driven.measured()[0].seconds) == 7
+    assert max(driven.measured()[0].table) == 7
     driven.assert_as_alone(*range(7))
 
 

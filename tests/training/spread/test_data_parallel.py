@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from penstock.training.spread import gang
-from penstock.training.spread.data_parallel import Distributed, Step, difference
+from penstock.training.spread.data_parallel import Distributed, Outcome, difference
 from penstock.training.spread.parts import Part
 from penstock.training.spread.sharded import Sharded
 from tests.tasks import Augmented, Blobs, TimeFirst
@@ -157,7 +157,7 @@ def test_rounding_in_half_precision_is_no_reason_not_to_be_spread():
     """A bias before a BatchNorm has no gradient but rounding, a hundredth of others in bfloat16."""
 
     def step(bias):
-        return Step(torch.ones(()), {"weight": torch.ones(4), "bias": torch.full((4,), bias)}, {})
+        return Outcome(torch.ones(()), {"weight": torch.ones(4), "bias": torch.full((4,), bias)}, {})
 
     assert difference(step(0.01), step(-0.01), "bf16") == ""
     assert "gradient of bias" in difference(step(0.01), step(-0.01), "fp32")

@@ -168,7 +168,7 @@ def test_on_several_devices_all_take_smaller_parts_once_memory_ran_out_on_one(ta
     reports = {e.unit: e.metrics["loss"] for e in events if isinstance(e, Report)}
     for unit, expected in enumerate(alone(Plain(), 0, CONFIG, 5), 1):
         assert reports[unit] == pytest.approx(expected["loss"], abs=1e-9)
-    measured = [e.scaling.keys() for e in events if isinstance(e, Measured)]
+    measured = [e.table.keys() for e in events if isinstance(e, Measured)]
     assert measured == ([{1, 2}] if more else [])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -159,7 +158,7 @@ class Trained(Source):
                 self._worker.place(self._bundle(self.budget))
                 self._began = True
             while True:
-                self._worker.save_cost = math.inf  # what is saved between reports goes by the real clock: nothing is
+                self._worker.save_with_reports_alone()  # states in between would go by the real clock
                 event = self._worker.advance()
                 if event is not None:
                     assert isinstance(event, Ended)

@@ -1,25 +1,28 @@
-"""Before a way is trusted: its gradients must be those of a trial alone, on a real batch.
+"""Before a way to compute is trusted, it is compared on a real batch with one that is trusted already.
 
-Whatever a way might get wrong without an error shows here: a module that reads what Penstock does not compare, a
-backward of the user's own that a batched forward does not call, a loss that is another one at every call.
+A way to fuse is compared with a trial alone. Whatever it might get wrong without an error shows there: a module that
+reads what Penstock does not compare, a backward of the user's own that a batched forward does not call, a loss that is
+another one at every call. A compiled step is compared with the plain one, and a step with Penstock's own kernels with
+one in full float32. None of it leaves a trace.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from penstock.training.fused.stack import Stack
+from penstock.training.fused.per_trial import PER_TRIAL
 from penstock.training.fused.stacked import Unfusable
-from penstock.training.fused.ways import PER_TRIAL, Tensors, Way
+from penstock.training.fused.step import Grads, Inputs, Step, unchanged
+from penstock.training.kernels.choice import kernels
 from penstock.training.loop import Training
 from penstock.training.random.generators import position
 from penstock.training.random.keyed import Keyed
@@ -29,73 +32,55 @@ from penstock.training.signature import attributes
 # How far gradients may be from those of a trial alone, in parts of its whole gradient: in float64, and in the task's
 # own precision, where bfloat16 and TF32 through many layers leave little but the direction.
 EXACT, ABOUT = 1e-6, 0.5
-Grads = Sequence[torch.Tensor | None]
+# How far a compiled step may be from the plain one, by precision of the rows and of the task.
+COMPILED = {"float64": 1e-9, "fp32": 0.05, "bf16": 0.3}
+TIMES, MORE = 3.0, 1e-4  # how much farther off than torch's a gradient with kernels may be, and in parts of its length
+ROWS = 8  # that are computed in full float32 at once, which takes more memory
 
 
-@dataclass
-class Case:
-    """A step of the rows from ``first`` to ``last``: what they train on together, and the first of them alone."""
+def distance(right: torch.Tensor, made: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """How far a tensor is from the one that is right, as a norm: in all, or along a dimension.
 
-    stack: Stack
-    first: int
-    last: int
+    >>> distance(torch.tensor([[3.0, 4.0], [1.0, 1.0]]), torch.tensor([[0.0, 0.0], [1.0, 1.0]]), dim=1).tolist()
+    [5.0, 0.0]
+    """
+    wide = torch.promote_types(torch.promote_types(right.dtype, made.dtype), torch.float32)
+    far: torch.Tensor = torch.linalg.vector_norm(made.to(wide) - right.to(wide), dim=dim, dtype=torch.float64)
+    return far
+
+
+# A way to fuse, and a trial alone
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The trial of the first of some rows, with its own batch."""
+
+    trial: Training
     batch: Any
-    shared: bool
-    keys: torch.Tensor | None
-    alone: Any
-    plain: nn.Module  # a copy of a trial's module, never trained
-
-    @property
-    def trial(self) -> Training:
-        return self.stack.trials[self.first]
+    plain: nn.Module  # a copy of the trial's module, never trained
+    idle: frozenset[str]  # parameters that the loss did not reach before
 
 
-def agree(way: Way, case: Case) -> None:
-    """Refuse a way that is not exact in float64, or not about right as it will be used."""
-    stack, names = case.stack, case.stack.trained()
-    before = {name: rows[case.first : case.last].clone() for name, rows in stack.buffers.items()}
-    try:
-        alone = _alone(case, names)
-        _put_back(case, before)
-        params, buffers = stack.leaves(case.first, case.last)
-        numbers = way.numbers(case.first, case.last, stack.device)
-        given = (params, buffers, names, case.batch, case.shared, case.keys, numbers)
-        compare(names, _first(gradients(way, case.trial, *given)[1]), alone, ABOUT)
-        _put_back(case, before)
-        compare(names, *_in_float64(way, case, names), EXACT)
-    finally:
-        _put_back(case, before)
+def agree_alone(step: Step, inputs: Inputs, alone: Alone) -> None:
+    """Refuse a step whose way is not exact in float64, or not about right as it will be used."""
+    names, buffers = step.names, list(inputs.buffers.values())
+    with unchanged(buffers):
+        right = _alone(alone, names)
+    with unchanged(buffers):
+        compare(names, _first(step.gradients(inputs)[1]), right, ABOUT)
+    with unchanged(buffers):
+        compare(names, *_in_float64(step, inputs, alone), EXACT)
 
 
-def gradients(
-    way: Way,
-    trial: Training,
-    params: Tensors,
-    buffers: Tensors,
-    names: Sequence[str],
-    batch: Any,
-    shared: bool,
-    keys: torch.Tensor | None,
-    numbers: list[torch.Tensor],
-    precision: AbstractContextManager[object] | None = None,
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """The losses of all trials, and the gradients of the parameters that are named; None where there is none."""
-    way.train()
-    with trial.autocast() if precision is None else precision:
-        losses = way.run(trial.task.loss, params, buffers, batch, shared, keys, numbers)
-    if not isinstance(losses, torch.Tensor) or losses.ndim != 1:
-        raise Unfusable("the loss of a trial is no scalar tensor")
-    return losses, torch.autograd.grad(losses.sum(), [params[name] for name in names], allow_unused=True)
-
-
-def _alone(case: Case, names: Sequence[str]) -> Grads:
-    trial = case.trial
+def _alone(alone: Alone, names: Sequence[str]) -> Grads:
+    trial = alone.trial
     trial.model.train()
     drawn, looks = position(), attributes(trial.model)
     params = dict(trial.model.named_parameters())
-    idle = sorted(case.stack.idle)
+    idle = sorted(alone.idle)
     wanted = [params[name] for name in (*names, *idle)]
-    grads = torch.autograd.grad(trial.loss(case.alone), wanted, allow_unused=True)
+    grads = torch.autograd.grad(trial.loss(alone.batch), wanted, allow_unused=True)
     if reached := [name for name, grad in zip(idle, grads[len(names) :], strict=True) if grad is not None]:
         raise Unfusable(f"the loss reaches {reached[0]} in some steps and not in others")
     if position() != drawn:
@@ -106,10 +91,10 @@ def _alone(case: Case, names: Sequence[str]) -> Grads:
     return grads[: len(names)]
 
 
-def _in_float64(way: Way, case: Case, names: Sequence[str]) -> tuple[Grads, Grads]:
+def _in_float64(step: Step, inputs: Inputs, alone: Alone) -> tuple[Grads, Grads]:
     """The gradients of a row, together with its neighbour and alone; none where a model takes no float64."""
-    stack, trial, last = case.stack, case.trial, min(case.first + 2, case.last)
-    model = copy.deepcopy(case.plain).double().train()
+    trial = alone.trial
+    model = copy.deepcopy(alone.plain).double().train()
     model.load_state_dict(trial.model.state_dict())
     for path, module in trial.model.named_modules():
         for attribute, _ in PER_TRIAL.get(type(module), ()):
@@ -117,47 +102,120 @@ def _in_float64(way: Way, case: Case, names: Sequence[str]) -> tuple[Grads, Grad
     own = dict(model.named_parameters())
     try:
         with Keyed(SoloKeys(trial.seed, trial.step)):
-            loss = trial.task.loss(model, tree_map(_double, case.alone), trial.config)
-        alone = torch.autograd.grad(loss, [own[name] for name in names], allow_unused=True)
+            loss = trial.task.loss(model, tree_map(_double, alone.batch), trial.config)
+        grads = torch.autograd.grad(loss, [own[name] for name in step.names], allow_unused=True)
     except Exception:
         return [], []
-    params, buffers = ({k: _double(v).clone() for k, v in part.items()} for part in stack.leaves(case.first, last))
-    params.update({name: params[name].detach().requires_grad_() for name in names})
-    count = last - case.first
-    batch = case.batch if case.shared else tree_map(lambda leaf: _rows(leaf, count), case.batch)
-    keys = None if case.keys is None else case.keys[:count]
-    numbers = way.numbers(case.first, last, stack.device)
-    given = (params, buffers, names, tree_map(_double, batch), case.shared, keys, numbers)
-    return _first(gradients(way, trial, *given, precision=nullcontext())[1]), alone
+    two = inputs.part(0, min(2, len(inputs.rows[0])))
+    wide = {name: tree_map(_double, getattr(two, name)) for name in ("rows", "others", "buffers", "batch")}
+    return _first(step.gradients(replace(two, **wide), full=True)[1]), grads
 
 
 def compare(names: Sequence[str], together: Grads, alone: Grads, tolerance: float) -> None:
     """Refuse gradients that differ by more than a part of the trial's whole gradient."""
     whole = sum(float(grad.double().square().sum()) for grad in alone if grad is not None) ** 0.5
     if not math.isfinite(whole):
-        return  # nothing can be told from a trial that diverges at once
+        return  # a trial that diverges at once tells nothing
     for name, one, own in zip(names, together, alone, strict=False):
         if one is None or own is None:
             if one is not own:
                 raise Unfusable(f"the gradient of {name} is there or missing, unlike that of the trial alone")
             continue
-        far = float((one.double() - own.double()).norm()) / max(whole, 1e-30)
+        far = float(distance(own, one)) / max(whole, 1e-30)
         if not far <= tolerance:
             raise Unfusable(f"the gradient of {name} is off by {far:.2g} of that of the trial alone")
 
 
-def _put_back(case: Case, before: Tensors) -> None:
-    for name, rows in before.items():
-        case.stack.buffers[name][case.first : case.last] = rows
+# A compiled step, and the plain one
+
+
+def agree_plain(step: Step, faster: Callable[[Inputs], torch.Tensor], inputs: Inputs) -> None:
+    """Refuse a faster form of a step that does not do the same to copies of these inputs, where that is finite."""
+    leaves, spec = inputs.leaves()
+    plain, fast = (Inputs(*tree_unflatten([_copy(leaf) for leaf in leaves], spec)) for _ in range(2))
+    expected = step(plain)
+    step.way.release()
+    losses = faster(fast)
+    off = COMPILED["float64" if expected.dtype == torch.float64 else step.task.precision]
+    _same_change(torch.zeros_like(expected), expected, losses, off, 0.0)
+    # Of averages of gradients, and of buffers that have settled, a step changes hardly more than rounding does.
+    for part, of_change, of_all in (("rows", off, 0.0), ("state", 0.0, off), ("buffers", off, off / 25)):
+        for old, one, other in zip(*(tree_flatten(getattr(x, part))[0] for x in (inputs, plain, fast)), strict=True):
+            _same_change(old, one, other, of_change, of_all)
+
+
+def _same_change(old: torch.Tensor, right: torch.Tensor, made: torch.Tensor, of_change: float, of_all: float) -> None:
+    there = torch.isfinite(right)
+    old, right, made = (torch.where(there, x, 0) for x in (old, right, made))
+    far, changed, length = (float(distance(right, x)) for x in (made, old, torch.zeros_like(right)))
+    eps = torch.finfo(torch.promote_types(right.dtype, torch.float32)).eps
+    if not far <= of_change * changed + max(of_all, 4 * eps) * length:
+        raise Unfusable(f"the compiled step differs from the plain one by {far / max(changed, 1e-30):.2g}")
+
+
+# Penstock's own kernels, and torch's operators
+
+
+def agree_kernels(step: Step, inputs: Inputs) -> None:
+    """Refuse kernels whose gradients or buffers are farther from those in full float32 than torch's are.
+
+    A step in bfloat16 or TF32 is off by what rounding does to it, with kernels as without.
+    """
+    buffers = list(inputs.buffers.values())
+    with unchanged(buffers):
+        exact = [_in_float32(step, inputs), _kept(inputs)]
+    off = []
+    for wanted in (False, True):
+        with unchanged(buffers), kernels(wanted):
+            made = [torch.cat(step.joined(step.gradients(inputs)[1]), 1), _kept(inputs)]
+            off.append([distance(right, one, dim=1) for one, right in zip(made, exact, strict=True)])
+        del made
+    step.way.release()
+    for what, right, torchs, ours in zip(("gradients", "buffers"), exact, *off, strict=True):
+        length = right.norm(dim=1)
+        bad = torch.isfinite(length) & torch.isfinite(torchs) & ~(ours <= TIMES * torchs + MORE * length)
+        if bool(bad.any()):
+            worst = int(torch.where(bad, ours / length, 0).argmax())
+            raise Unfusable(
+                f"the {what} of trial {worst} of the bundle are off by {float(ours[worst] / length[worst]):.2g}, "
+                f"where torch's own operators are off by {float(torchs[worst] / length[worst]):.2g}"
+            )
+
+
+def _in_float32(step: Step, inputs: Inputs) -> torch.Tensor:
+    made = []
+    with _full_float32(), kernels(False):
+        for first in range(0, len(inputs.rows[0]), ROWS):
+            part = inputs.part(first, first + ROWS)
+            made.append(torch.cat(step.joined(step.gradients(part, full=True)[1]), 1).double())
+    return torch.cat(made)
+
+
+def _kept(inputs: Inputs) -> torch.Tensor:
+    """The buffers, such as the statistics of a BatchNorm, in which modules keep something of the batches they saw."""
+    trials = len(inputs.rows[0])
+    kept = [rows.double().reshape(trials, -1) for rows in inputs.buffers.values() if rows.is_floating_point()]
+    return torch.cat([*kept, torch.zeros(trials, 0, device=inputs.rows[0].device)], 1)
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def _first(grads: Grads) -> Grads:
     return [None if grad is None else grad[0] for grad in grads]
 
 
-def _rows(leaf: Any, count: int) -> Any:
-    return leaf[:count] if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _double(leaf: Any) -> Any:
-    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+    """A copy of a tensor of real numbers in float64; anything else as it is."""
+    return leaf.to(torch.float64, copy=True) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf

@@ -1,7 +1,7 @@
 """The fused mode: a bundle of trials trained as one model on one device, each exactly as if it were alone.
 
 A step reads one batch for every position at which trials stand, runs the task's own loss once for all of them, and
-steps all optimizers at once. Trials enter and leave between steps; what comes out is a plain trial.
+steps all optimizers at once. Trials enter and leave between steps; a trial that leaves is a plain one again.
 """
 
 from __future__ import annotations
@@ -10,65 +10,33 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch import nn
+from torch.utils._pytree import tree_map
 
 from penstock.seeds import step_key
 from penstock.training.checkpoint import State
 from penstock.training.data import Streams
-from penstock.training.fused.agreement import Case, agree, gradients
-from penstock.training.fused.compiled import FastStep, Inputs, step_kind
+from penstock.training.fused.agreement import Alone, agree_alone
+from penstock.training.fused.batches import Batches, full, position_of, shapes_of
+from penstock.training.fused.compiled import FastStep, StepKind, step_kind
+from penstock.training.fused.flat import Room
 from penstock.training.fused.measuring import Measuring
+from penstock.training.fused.recipe import Kind, Recipe, first_line
 from penstock.training.fused.speeding import Speeding
 from penstock.training.fused.stack import Stack
-from penstock.training.fused.stacked import Unfusable
-from penstock.training.fused.ways import General, Native, Tensors, Way
+from penstock.training.fused.step import Inputs, Step, Torn, Unreached, whole_or_torn
+from penstock.training.fused.ways import Way
 from penstock.training.loop import Training
 from penstock.training.random.masks import halves
 from penstock.trial import Metrics
 
-Position = tuple[int, int]
-
-
-class Torn(Exception):
-    """An error, such as a lack of memory, while parameters were being written: trials go on from their last states."""
-
-
-@contextmanager
-def _whole_or_torn() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise Torn(str(error)) from error
-
-
-@dataclass
-class Recipe:
-    """What was found out about training a signature's trials together; kept from bundle to bundle."""
-
-    ways: list[type[Way]] = field(default_factory=lambda: [Native, General])
-    way: Way | None = None
-    agreed: set[Any] = field(default_factory=set)  # which numbers differed, and the batch's shape, when compared
-    refusals: list[str] = field(default_factory=list)  # why a way cannot be taken
-    idle: frozenset[str] = frozenset()  # parameters that the loss does not reach
-    alone: str | None = None  # why trials are measured one by one
-    size: int | None = None  # the most trials that a step computes at once
-    reason: str = ""  # why this size, as it was told last
-    told: tuple[str, str | None] | None = None  # the way and ``alone``, as they were told last
-    compilable: bool = True
-    capturable: bool = True
-    pace: tuple[int, float] | None = None  # how many trials took a plain step last, and its seconds
-    kernels: bool | None = None  # whether Penstock's own are used in a compiled step, once that is known
-    compiling: tuple[float, float] | None = None  # seconds that compiling took, and the share of a step that it saved
-
 
 class Fused:
-    """A bundle in training: ``step`` trains every trial by one step and gives those that have ended a unit."""
+    """A bundle in training: ``step`` trains every trial by one step, ``take_ended`` gives the ones that ended a unit."""
 
     def __init__(self, recipe: Recipe, capacity: int = 8) -> None:
         self.recipe, self.capacity = recipe, capacity
@@ -76,10 +44,11 @@ class Fused:
         self.losses = torch.empty(0)  # of the rows that were trained last
         self.ended: list[Training] = []
         self.failed: list[tuple[Training, Exception]] = []
-        self.fast: dict[Any, FastStep] = {}  # compiled or captured steps, by what they were made for
+        self.fast: dict[StepKind, FastStep] = {}  # compiled or captured steps
         self.speeding = Speeding(recipe)
         self._streams: Streams | None = None
-        self._changed = True
+        self._plain: nn.Module | None = None  # a copy of the first trial's module, never trained
+        self._changed = True  # since the rows were arranged
         self._round = 0  # steps of the bundle
         self._ahead: dict[int, int] = {}  # the round that a trial takes part in next
 
@@ -106,12 +75,12 @@ class Fused:
         self._changed = True
 
     def state(self, trial: Training) -> State:
-        """What a plain run of this trial would save."""
+        """The state that a plain run of this trial would save."""
         assert self.stack is not None
         self.stack.export(trial)
-        trial.best_model = self.stack.best_model(trial)
+        trial.keep_best(self.stack.best_model(trial))
         state = trial.state(drawn=False)
-        trial.best_model = {}
+        trial.keep_best({})
         state["model"] = {name: tensor.clone() for name, tensor in state["model"].items()}
         state["optimizer"] = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, state["optimizer"])
         self.stack.forget(trial)
@@ -120,14 +89,14 @@ class Fused:
     # Training
 
     def step(self, measuring: Measuring | None = None) -> None:
-        """Train by one step every trial that is behind; those that end a unit by it are in ``ended``.
+        """Train by one step every trial that is behind; the trials that end a unit by it are added to ``ended``.
 
         While measuring, a step is done in parts of the sizes that are to be timed.
         """
         self._arrange()
         behind = self.behind()
         batches = self._batches(behind)
-        for first, last in self._runs(behind, batches, measuring):
+        for first, last in self._parts(batches.alike(self.trials, behind), measuring):
             if measuring is None:
                 self._train(first, last, batches)
             else:
@@ -136,7 +105,7 @@ class Fused:
         self._round += 1
 
     def behind(self) -> list[Training]:
-        """The trials that take part in the next step: all, but for those that were ahead when others came."""
+        """The trials that take part in the next step: all but the ones that were ahead when others came."""
         return [trial for trial in self.trials if self._ahead.get(id(trial), 0) <= self._round]
 
     def step_alone(self, trial: Training) -> None:
@@ -147,7 +116,7 @@ class Fused:
         self._count([trial])
 
     def step_each(self) -> list[tuple[Training, Exception]]:
-        """After an error in a step: every trial that is behind takes it alone. Gives those that fail, which are out."""
+        """After an error in a step: every trial that is behind takes it alone. Gives the trials that fail and leave."""
         behind, trials, failed = self.behind(), list(self.trials), []
         for trial in trials:
             self._stack.leave(trial)
@@ -168,7 +137,7 @@ class Fused:
             try:
                 if trial.count_step():
                     self.ended.append(trial)
-            except Exception as error:  # its scheduler's: the others have trained too, and are to be counted
+            except Exception as error:  # of its scheduler: the other trials have trained too, and are to be counted
                 self.failed.append((trial, error))
 
     def take_failed(self) -> list[tuple[Training, Exception]]:
@@ -181,7 +150,7 @@ class Fused:
         ended, self.ended = self.ended, []
         return ended
 
-    def _time(self, measuring: Measuring, first: int, last: int, batches: dict[Position, Any]) -> None:
+    def _time(self, measuring: Measuring, first: int, last: int, batches: Batches) -> None:
         cuda = self._stack.device.type == "cuda"
         if cuda:
             torch.cuda.synchronize(self._stack.device)
@@ -194,134 +163,111 @@ class Fused:
         measuring.took(last - first, time.perf_counter() - began, peak)
 
     def _arrange(self) -> None:
-        """After trials have come or gone: those at the same place lie side by side, and the way knows their numbers."""
+        """After trials have come or gone: let trials at the same place lie side by side, and let the way read all."""
         if self._changed and self.stack is not None:
             self.stack.order(sorted(self.trials, key=lambda trial: (trial.place, trial.epoch)))
             if self.recipe.way is not None:
                 self.recipe.way.vary([trial.model for trial in self.trials])
             self._changed = False
 
-    def _batches(self, trials: Sequence[Training]) -> dict[Position, Any]:
+    def _batches(self, trials: Sequence[Training]) -> Batches:
         assert self._streams is not None
-        chosen = {_position(trial) for trial in trials}
-        return self._streams.take(chosen, {_position(trial) for trial in self.trials} - chosen)
+        chosen = {position_of(trial) for trial in trials}
+        return Batches(self._streams.take(chosen, {position_of(trial) for trial in self.trials} - chosen))
 
-    def _runs(
-        self, trials: Sequence[Training], batches: dict[Position, Any], measuring: Measuring | None
-    ) -> Iterator[tuple[int, int]]:
-        """Neighbouring rows whose batches have one shape, at most ``size`` at a time."""
-        shapes = {at: _shapes(batch) for at, batch in batches.items()}
-        chosen = set(map(id, trials))
-        last = 0
-        keys = [shapes[_position(trial)] if id(trial) in chosen else None for trial in self.trials]
-        for key, rows in groupby(keys):
-            first, last = last, last + len(list(rows))
-            while key is not None and first < last:
+    def _parts(self, alike: list[tuple[int, int]], measuring: Measuring | None) -> Iterator[tuple[int, int]]:
+        """Rows that take a step at once, at most ``size`` at a time."""
+        for start, last in alike:
+            first = start
+            while first < last:
                 left = last - first
                 size = min(left, self.recipe.size or left) if measuring is None else measuring.next(left)
                 yield first, first + size
                 first += size
 
-    def _train(self, first: int, last: int, batches: dict[Position, Any]) -> None:
+    def _train(self, first: int, last: int, batches: Batches) -> None:
         """A step of some rows. Where memory runs out it is done again with less, from where it began."""
-        trials = self.trials[first:last]
-        batch, shared = self._together(trials, batches)
+        batch, shared = batches.together(self.trials[first:last])
         fast = self.fast.get(step_kind(last - first, shared, batch)) if self.fast else None
         whole = bool(self.fast or self.speeding.wanted) and self._whole(first, last, batch, shared)
         if whole and self.speeding.wanted is not None:
             fast = self._hurry(first, last, batch, shared)
-        if fast is not None and fast.takes(inputs := self._inputs(first, last, batch)):
-            with _whole_or_torn():
+        if fast is not None and fast.takes(inputs := self._inputs(self._way, first, last, batch, shared)):
+            with whole_or_torn():
                 self.losses = fast(inputs)
             self._stack.count(first, last)
             return
         if whole:
             self.fast = {}  # made for trials that are no longer these: whether to make another is asked again
-        before = {name: rows[first:last].clone() for name, rows in self._stack.buffers.items()}
-        grads = None
-        try:
-            grads = self._gradients(first, last, batches, before)
-        except Exception as error:
-            self._put_back(first, last, before)
-            if not isinstance(error, torch.OutOfMemoryError) or (last - first == 1 and not self.fast):
-                raise
-        if grads is None:  # the error is gone, and with it what it held
-            self._train_with_less(first, last, batches)
-            return
-        with _whole_or_torn():
-            self._stack.update(first, last, grads, self.trials[0].task.clip_grad_norm)
+        self._train_plain(first, last, batches)
 
-    def _train_with_less(self, first: int, last: int, batches: dict[Position, Any]) -> None:
-        """The same with less memory: without what a captured step holds, whether it runs or not, or else in halves."""
+    def _train_plain(self, first: int, last: int, batches: Batches) -> None:
+        before = {name: rows[first:last].clone() for name, rows in self._stack.buffers.items()}
+        unreached = frozenset[str]()
+        try:
+            self._step(first, last, batches)
+        except Torn:
+            raise
+        except Exception as error:
+            for name, rows in before.items():
+                self._stack.buffers[name][first:last] = rows
+            if isinstance(error, Unreached):
+                unreached = error.names
+            elif not isinstance(error, torch.OutOfMemoryError) or (last - first == 1 and not self.fast):
+                raise
+        else:
+            self._stack.count(first, last)
+            return
+        # The error is gone, and with it the tensors that it held.
+        if unreached:
+            self._set_aside(unreached)
+            self._train_plain(first, last, batches)
+        else:
+            self._train_with_less(first, last, batches)
+
+    def _step(self, first: int, last: int, batches: Batches) -> None:
+        """The plain step of some rows, by a way that has agreed on such a batch."""
+        batch, shared = batches.together(self.trials[first:last])
+        self._trust(first, last, batch, shared, batches)
+        room = self._stack.room(last - first)
+        self.losses = self._step_by(self._way)(self._inputs(self._way, first, last, batch, shared, room))
+
+    def _train_with_less(self, first: int, last: int, batches: Batches) -> None:
+        """The same without the memory that a captured step holds, whether it runs or not; or else in halves."""
         size = last - first
         if self.fast:
-            self.fast, self.recipe.capturable = {}, False
+            self.fast = {}
+            self.recipe.rule_out("captured")
         else:
-            self.recipe.size = size = (size + 1) // 2
+            size = (size + 1) // 2
+            self.recipe.limit(size)
         torch.cuda.empty_cache()
         for a in range(first, last, size):
             self._train(a, min(a + size, last), batches)
 
     def _whole(self, first: int, last: int, batch: Any, shared: bool) -> bool:
-        """Whether this is the step that most steps are: of all trials, on a full batch."""
-        tensors = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)]
-        sizes = {n for leaf in tensors for n in (leaf.shape[:1] if shared else leaf.shape[1:2])}
-        return last - first == len(self.trials) and self.trials[0].batch_size in sizes
+        """Whether this step is like most steps: of all trials, on a full batch."""
+        return last - first == len(self.trials) and full(batch, shared, self.trials[0].batch_size)
 
     def _hurry(self, first: int, last: int, batch: Any, shared: bool) -> FastStep | None:
         """Make the faster step that is wanted."""
         self._stack.spare()
-        made = self.speeding.make(self._inputs(first, last, batch), shared, self.trials[0], self._stack.flats)
+        made = self.speeding.make(self._step_by(self._way), self._inputs(self._way, first, last, batch, shared))
         self.fast = {} if made is None else {step_kind(last - first, shared, batch): made}
         return made
 
-    def _inputs(self, first: int, last: int, batch: Any) -> Inputs:
-        trials, way = self.trials[first:last], self.recipe.way
-        assert way is not None
+    def _step_by(self, way: Way) -> Step:
+        return Step(way, self.trials[0].task, self._stack.flats)
+
+    def _inputs(self, way: Way, first: int, last: int, batch: Any, shared: bool, room: Room | None = None) -> Inputs:
         way.train()  # which keys are needed depends on it
-        keys = self._keys(trials)
-        return Inputs.of(self._stack, first, last, batch, keys, way.numbers(first, last, self._stack.device))
+        keys = self._keys(way, self.trials[first:last])
+        numbers = way.numbers(first, last, self._stack.device)
+        return Inputs.of(self._stack, first, last, batch, shared, keys, numbers, room)
 
-    def _put_back(self, first: int, last: int, before: Tensors) -> None:
-        """Give some rows the buffers that they had before a step."""
-        for name, rows in before.items():
-            self._stack.buffers[name][first:last] = rows
-
-    def _gradients(
-        self, first: int, last: int, batches: dict[Position, Any], before: Tensors
-    ) -> tuple[torch.Tensor, ...]:
-        if self.recipe.way is None:
-            self._find_way(first, last, batches)
-        assert self.recipe.way is not None
-        if (kind := self._kind(first, batches)) not in self.recipe.agreed:  # a number or a shape that is new
-            agree(self.recipe.way, self._case(first, last, batches))
-            self.recipe.agreed.add(kind)
-        grads = self._gradients_by(self.recipe.way, first, last, batches)
-        idle = {name for name, grad in zip(self._stack.trained(), grads, strict=True) if grad is None}
-        if idle:
-            self._set_aside(idle)
-            self._put_back(first, last, before)  # a forward has been there already
-            grads = self._gradients_by(self.recipe.way, first, last, batches)
-        return grads
-
-    def _kind(self, first: int, batches: dict[Position, Any]) -> tuple[Any, ...]:
-        assert self.recipe.way is not None
-        return self.recipe.way.varying, _shapes(batches[_position(self.trials[first])])
-
-    def _gradients_by(self, way: Way, first: int, last: int, batches: dict[Position, Any]) -> tuple[torch.Tensor, ...]:
-        stack, trials = self._stack, self.trials[first:last]
-        params, buffers = stack.leaves(first, last)
-        batch, shared = self._together(trials, batches)
-        way.train()
-        numbers, keys = way.numbers(first, last, stack.device), self._keys(trials)
-        losses, grads = gradients(way, trials[0], params, buffers, stack.trained(), batch, shared, keys, numbers)
-        self.losses = losses.detach()
-        return grads
-
-    def _set_aside(self, idle: set[str]) -> None:
+    def _set_aside(self, idle: frozenset[str]) -> None:
         """Parameters without a gradient are not stepped: neither decayed nor given a state, as in a plain run."""
-        self.recipe.idle |= idle
-        self.recipe.agreed.clear()  # other steps may reach them
+        self.recipe.set_aside(idle)
         self.fast = {}
         trials = list(self.trials)
         for trial in trials:
@@ -330,49 +276,43 @@ class Fused:
         for trial in trials:
             self.stack.enter(trial)
 
-    def _together(self, trials: Sequence[Training], batches: dict[Position, Any]) -> tuple[Any, bool]:
-        positions = [_position(trial) for trial in trials]
-        if len(set(positions)) == 1:
-            return batches[positions[0]], True
-        return tree_map(_stack_leaves, *(batches[at] for at in positions)), False
-
-    def _keys(self, trials: Sequence[Training], stream: int = 0) -> torch.Tensor | None:
+    def _keys(self, way: Way, trials: Sequence[Training], stream: int = 0) -> torch.Tensor | None:
         """The keys of the trials' next step, one row each; None where nothing is drawn."""
-        way = self.recipe.way
-        if way is not None and not way.random[way.template.training]:
+        if not way.random[way.template.training]:
             return None
         keys = [halves(step_key(trial.seed ^ stream, trial.step)) for trial in trials]
         return torch.tensor(keys, dtype=torch.int32).to(self._stack.device)
 
     # Which way
 
-    def _find_way(self, first: int, last: int, batches: dict[Position, Any]) -> None:
-        """Take the first way whose gradients agree with those of a trial alone, on this very batch."""
-        case = self._case(first, last, batches)
-        while self.recipe.ways:
-            kind = self.recipe.ways[0]
-            try:
-                way = kind(self._plain, case.trial.config)
-                way.vary([trial.model for trial in self.trials])
-                agree(way, case)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                self.recipe.refusals.append(f"{kind.name}: {said(error)}")
-                self.recipe.ways.pop(0)
-            else:
-                self.recipe.way = way
-                self.recipe.agreed.add(self._kind(first, batches))
-                return
-        raise Unfusable("; ".join(self.recipe.refusals))
+    def _trust(self, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
+        """Find a way, or compare the one there is where a number or a shape is new."""
+        way, own = self.recipe.way, batches.own(self.trials[first])
+        if way is not None and _kind(way, own) in self.recipe.agreed:
+            return
+        assert self._plain is not None
+        alone = Alone(self.trials[first], own, self._plain, self._stack.idle)
+        if way is None:
+            way = self._find_way(first, last, batch, shared, alone)
+        else:
+            agree_alone(self._step_by(way), self._inputs(way, first, last, batch, shared), alone)
+        self.recipe.agreed.add(_kind(way, own))
 
-    def _case(self, first: int, last: int, batches: dict[Position, Any]) -> Case:
-        trials = self.trials[first:last]
-        if self.recipe.way is not None:
-            self.recipe.way.train()  # which keys are needed depends on it
-        batch, shared = self._together(trials, batches)
-        alone = batches[_position(trials[0])]
-        return Case(self._stack, first, last, batch, shared, self._keys(trials), alone, self._plain)
+    def _find_way(self, first: int, last: int, batch: Any, shared: bool, alone: Alone) -> Way:
+        """Take the first way whose gradients agree with those of a trial alone, on this very batch."""
+
+        def attempt(kind: type[Way]) -> Way:
+            way = kind(alone.plain, alone.trial.config)
+            way.vary([trial.model for trial in self.trials])
+            agree_alone(self._step_by(way), self._inputs(way, first, last, batch, shared), alone)
+            return way
+
+        return self.recipe.choose(attempt)
+
+    @property
+    def _way(self) -> Way:
+        assert self.recipe.way is not None
+        return self.recipe.way
 
     @property
     def _stack(self) -> Stack:
@@ -390,13 +330,12 @@ class Fused:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                self.recipe.alone = said(error)
+                self.recipe.measure_alone(first_line(error))
         return [trial.evaluate() for trial in trials]
 
     @torch.no_grad()
     def _evaluate(self, trials: Sequence[Training]) -> list[Metrics]:
-        assert self.recipe.way is not None
-        way, task, valid = self.recipe.way, trials[0].task, trials[0].data.valid
+        way, task, valid = self._way, trials[0].task, trials[0].data.valid
         made: dict[int, Metrics] = {}
         way.eval()
         chosen = set(map(id, trials))
@@ -408,7 +347,7 @@ class Fused:
                 last = min(first + size, row)
                 params, buffers = self._stack.leaves(first, last)
                 own = self.trials[first:last]
-                keys = self._keys(own, 1)
+                keys = self._keys(way, own, 1)
                 numbers = way.numbers(first, last, self._stack.device)
                 sums, lengths = dict[str, torch.Tensor](), Counter[str]()
                 with own[0].autocast():
@@ -424,7 +363,7 @@ class Fused:
         return [made[id(trial)] for trial in trials]
 
     def take_metrics(self, trials: Sequence[Training], metrics: Sequence[Metrics]) -> None:
-        """Count a unit of each trial, and keep the weights of those that were never better."""
+        """Count a unit of each trial, and keep the weights of every trial that was never better."""
         better = []
         for trial, row in zip(trials, metrics, strict=True):
             try:
@@ -436,23 +375,5 @@ class Fused:
             self._stack.keep_best([self.trials.index(trial) for trial in better])
 
 
-def _position(trial: Training) -> Position:
-    return trial.epoch, trial.place
-
-
-def _shapes(batch: Any) -> tuple[Any, ...]:
-    return tuple((v.shape, v.dtype) if isinstance(v, torch.Tensor) else type(v) for v in tree_flatten(batch)[0])
-
-
-def _stack_leaves(*leaves: Any) -> Any:
-    if isinstance(leaves[0], torch.Tensor):
-        return torch.stack(leaves)
-    if any(leaf != leaves[0] for leaf in leaves):
-        raise Unfusable(f"a batch holds a {type(leaves[0]).__name__} that differs from position to position")
-    return leaves[0]
-
-
-def said(error: Exception) -> str:
-    """The first line of an error, with its kind where it is not one of ours."""
-    text = str(error) if isinstance(error, Unfusable) else f"{type(error).__name__}: {error}"
-    return text.strip().splitlines()[0]
+def _kind(way: Way, batch: Any) -> Kind:
+    return way.varying, shapes_of(batch)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from penstock.training.fused.optimizers import VectorStep, read_numbers
 from penstock.training.loop import Training
@@ -16,7 +18,9 @@ ALIGNED = 32  # numbers: where a parameter begins in its row, so that kernels ca
 
 @dataclass
 class Flat:
-    """The parameters of one optimizer group and type: ``rows`` is [capacity, numbers], so are the optimizer's own."""
+    """The parameters of one optimizer group and type: ``rows`` is [capacity, numbers], and so is each tensor of
+    ``state``, the optimizer's own. ``step`` is None where the trials' own optimizers step.
+    """
 
     group: int
     names: list[str]
@@ -25,48 +29,128 @@ class Flat:
     rows: torch.Tensor
     step: VectorStep | None
     state: dict[str, torch.Tensor] = field(default_factory=dict)
-    scalars: dict[str, np.ndarray] = field(default_factory=dict)
-    packed: dict[str, torch.Tensor] = field(default_factory=dict)  # the last step's coefficients
-    after: dict[str, np.ndarray] = field(default_factory=dict)  # the scalars after that step
-    key: tuple[int, int, bool] | None = None  # what they are of
-    same: bool = False  # whether the numbers are those of the step before
-    _numbers: list[tuple[float, ...]] = field(default_factory=list)
-    _read: np.ndarray | None = None
+    scalars: dict[str, NDArray[Any]] = field(default_factory=dict)
+    _packed: dict[str, torch.Tensor] = field(default_factory=dict)  # the coefficients of the last step
+    _after: dict[str, NDArray[Any]] = field(default_factory=dict)  # the scalars after that step
+    _key: tuple[int, int, bool] | None = None  # the rows of that step, and whether all had been stepped before
+    _numbers: list[tuple[float, ...]] = field(default_factory=list)  # the trials' numbers in that step
+    _read: NDArray[Any] | None = None  # the same as an array
+
+    @classmethod
+    def of(cls, group: int, params: Sequence[tuple[str, torch.Tensor]], step: VectorStep | None, capacity: int) -> Flat:
+        """Room for some parameters of one type."""
+        starts, end = [], 0
+        for _, p in params:
+            starts.append(end)
+            end += -(-p.numel() // ALIGNED) * ALIGNED
+        like = params[0][1]
+        rows = torch.zeros(capacity, end, dtype=like.dtype, device=like.device)
+        names, shapes = [name for name, _ in params], [p.shape for _, p in params]
+        if step is None:
+            return cls(group, names, shapes, starts, rows, step)
+        wide = torch.get_default_dtype() == torch.float64  # as torch keeps them
+        scalars = {name: np.zeros(capacity, np.float64 if wide else np.float32) for name in step.scalars}
+        state = {name: torch.zeros_like(rows) for name in step.state}
+        return cls(group, names, shapes, starts, rows, step, state, scalars)
 
     def views(self, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """The parts of some rows, by parameter."""
+        """Each parameter's piece of some rows."""
         for name, shape, start in zip(self.names, self.shapes, self.starts, strict=True):
             yield name, tensor[..., start : start + shape.numel()].view((*tensor.shape[:-1], *shape))
 
-    def lengths(self) -> Iterator[tuple[int, int]]:
+    def _lengths(self) -> Iterator[tuple[int, int]]:
         """How many numbers each parameter has, and how many lie between it and the next."""
         ends = [*self.starts[1:], self.rows.shape[-1]]
         for shape, start, end in zip(self.shapes, self.starts, ends, strict=True):
             yield shape.numel(), end - start - shape.numel()
 
     def gaps(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-        """What lies between the parameters."""
-        for start, (length, gap) in zip(self.starts, self.lengths(), strict=True):
+        """The pieces of some rows that lie between the parameters."""
+        for start, (length, gap) in zip(self.starts, self._lengths(), strict=True):
             if gap:
                 yield tensor[..., start + length : start + length + gap]
+
+    def joined(self, parts: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """One tensor like the rows, from a tensor [trials, ...] for each parameter, with zeros in the gaps."""
+        pieces: list[torch.Tensor] = []
+        for part, (_, gap) in zip(parts, self._lengths(), strict=True):
+            assert part is not None
+            pieces.append(part.reshape(len(part), -1))
+            if gap:
+                pieces.append(part.new_zeros(len(part), gap))
+        return torch.cat(pieces, 1)
 
     def states(self, first: int, last: int) -> dict[str, torch.Tensor]:
         """The optimizer's own tensors of some rows."""
         return {name: tensor[first:last] for name, tensor in self.state.items()}
 
+    def larger(self, capacity: int) -> Flat:
+        """A copy with more rows."""
+        rows, state = larger(self.rows, capacity), {k: larger(v, capacity) for k, v in self.state.items()}
+        scalars = {name: np.resize(values, capacity) for name, values in self.scalars.items()}
+        return Flat(self.group, self.names, self.shapes, self.starts, rows, self.step, state, scalars)
+
+    def take(self, larger: Flat) -> None:
+        """Go on with the rows of a larger copy."""
+        self.rows, self.state, self.scalars = larger.rows, larger.state, larger.scalars
+
     def named(self, trial: Training) -> dict[str, float]:
-        """What one trial's own optimizer says now."""
+        """The numbers of one trial's own optimizer, by name."""
         kind = type(self.step)
         assert issubclass(kind, VectorStep)
         return dict(zip(kind.numbers, read_numbers(trial.optimizer.param_groups[self.group], kind), strict=True))
 
-    def numbers(self, trials: Sequence[Training]) -> dict[str, np.ndarray]:
-        """What the trials' own optimizers say now, each number as an array over the trials."""
-        assert self.step is not None
+    def coefficients(
+        self, trials: Sequence[Training], first: int, last: int, steps: NDArray[Any]
+    ) -> dict[str, torch.Tensor]:
+        """The numbers that the next step of ``trials`` in these rows needs; the same tensors while nothing changes."""
+        if self.step is None:
+            return {}
         kind = type(self.step)
-        now = [read_numbers(t.optimizer.param_groups[self.group], kind) for t in trials]
-        self.same = now == self._numbers
-        if not self.same:
+        now = [read_numbers(trial.optimizer.param_groups[self.group], kind) for trial in trials]
+        same = now == self._numbers
+        if not same or self._read is None:
             self._numbers, self._read = now, np.array(now, dtype=np.float64).reshape(len(now), -1)
-        assert self._read is not None
-        return {name: self._read[:, i] for i, name in enumerate(kind.numbers)}
+        key = (first, last, bool(steps.all()))
+        if self.step.counts or not same or self._key != key:
+            numbers = {name: self._read[:, i] for i, name in enumerate(kind.numbers)}
+            scalars = {name: values[first:last] for name, values in self.scalars.items()}
+            found = self.step.coefficients(numbers, steps, scalars)
+            packed = torch.from_numpy(np.stack(list(found.values())))
+            packed = packed.to(device=self.rows.device, dtype=self.rows.dtype).unsqueeze(-1)
+            self._packed, self._key = dict(zip(found, packed.unbind(), strict=True)), key
+            self._after = self.step.advance(numbers, steps, scalars)
+        return self._packed
+
+    def count(self, first: int, last: int) -> None:
+        """Count the step of some rows whose ``coefficients`` were asked for last."""
+        for name, values in self._after.items():
+            self.scalars[name][first:last] = values
+
+
+class Room:
+    """Memory for the gradients of as many rows, kept from step to step: one tensor for each flat."""
+
+    def __init__(self, flats: Sequence[Flat], rows: int) -> None:
+        self._rows = rows
+        self._whole = [torch.zeros_like(flat.rows[:rows]) for flat in flats]
+        pairs = list(zip(flats, self._whole, strict=True))
+        self._parts = [view for flat, tensor in pairs for _, view in flat.views(tensor)]
+        self._gaps = [gap for flat, tensor in pairs for gap in flat.gaps(tensor)]
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def filled(self, grads: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Write the gradients, which come by parameter, into the tensors."""
+        torch._foreach_copy_(self._parts, grads)
+        if self._gaps:
+            torch._foreach_zero_(self._gaps)  # the last step has left something there
+        return self._whole
+
+
+def larger(tensor: torch.Tensor, capacity: int) -> torch.Tensor:
+    """A copy with more rows, which are zero."""
+    made = torch.zeros(capacity, *tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
+    made[: len(tensor)] = tensor
+    return made

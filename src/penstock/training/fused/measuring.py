@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from penstock.speed.sizes import best_size, marginal_benefit, most
 
 ALONE = 3  # steps of the first trial alone
-LARGEST = 512  # trials in a bundle: beyond, nothing was ever seen to gain
+LARGEST = 512  # trials in a bundle: larger ones were never seen to gain
 
 
 @dataclass
@@ -25,10 +25,14 @@ class Measuring:
     bytes: dict[int, int] = field(default_factory=dict)
     _times: dict[int, int] = field(default_factory=dict)
 
+    def expect(self, trials: int) -> None:
+        """Measure no more trials at once than are still here."""
+        self.trials = min(self.trials, trials)
+
     def next(self, left: int) -> int:
         """How many of ``left`` rows to train next."""
         wanted = self._wanted()
-        if wanted is None:  # it is known in the middle of a step
+        if wanted is None:  # the best size is known in the middle of a step
             return min(left, max(2, self.size))
         return wanted if wanted <= left else min(left, max(self._times, default=left))
 

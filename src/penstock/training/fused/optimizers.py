@@ -1,8 +1,8 @@
 """One optimizer step for all trials of a bundle: torch's mathematics, with hyperparameters that differ by row.
 
 The parameters of one param group lie in one tensor [trials, numbers], row after row, and so do their gradients and
-each entry of the optimizer's state. What depends on a trial's hyperparameters and its step count alone is worked out
-on the host in float64, as torch does; what is left are elementwise passes in place, in which no row sees another.
+each entry of the optimizer's state. Numbers that depend only on a trial's hyperparameters and step count are worked
+out on the host in float64, as torch does. The rest is elementwise passes in place, in which no row sees another.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ class VectorStep(ABC):
     """
 
     numbers: ClassVar[tuple[str, ...]]
-    """What may differ by trial: keys of a param group, with ``betas`` split into ``beta1`` and ``beta2``, first."""
+    """The numbers that may differ by trial: keys of a param group. ``betas`` are ``beta1`` and ``beta2``, and first."""
     flags: ClassVar[tuple[str, ...]]
-    """What must be equal to fuse: keys of a param group, as truth values. A number among them tells whether it is 0,
-    where torch keeps no state for it then."""
+    """The settings that must be equal to fuse: keys of a param group, as truth values. A number is among them where
+    torch keeps no state if it is 0."""
     counts: ClassVar[bool] = True
     """Whether torch's state has ``step``. Where it has none, a trial without state has seen 0 steps, another 1."""
     scalars: ClassVar[tuple[str, ...]] = ()
-    """Names in torch's state of what is one number a trial and lives on the host."""
+    """Names in torch's state of entries that are one number a trial, on the host."""
     state: tuple[str, ...]
-    """Names in torch's state of what is shaped like the parameter."""
+    """Names in torch's state of entries that are shaped like the parameter."""
 
     def __init__(self, flags: Mapping[str, Any]) -> None:
         self.maximize = bool(flags["maximize"])
         self.decoupled = bool(flags.get("decoupled_weight_decay", False))
 
     def initial(self, name: str, numbers: Mapping[str, float]) -> float:
-        """What a trial that has seen no step has in this entry of its state or scalars."""
+        """The value of an entry of the state or scalars before a trial's first step."""
         return 0.0
 
     def coefficients(
         self, numbers: Mapping[str, Rows], steps: Rows, scalars: Mapping[str, Rows] = _NONE
     ) -> dict[str, Rows]:
-        """All that ``update`` needs by trial, from the state before the step: ``steps`` is how many it has seen.
+        """The numbers that ``update`` needs by trial, from the state before the step, which has seen so many ``steps``.
 
         A pass that would change no row is left out with its keys, so a captured graph holds for one set of keys.
         """
@@ -76,9 +76,9 @@ class VectorStep(ABC):
 
     @torch.no_grad()
     def update(self, params: Tensor, grads: Tensor, state: Mapping[str, Tensor], c: Mapping[str, Tensor]) -> None:
-        """Step in place. Every tensor is [F, N], those of ``c`` [F, 1] of the same dtype; ``grads`` is overwritten.
+        """Step in place. Tensors are [F, N], those of ``c`` are [F, 1] of the same dtype; ``grads`` is overwritten.
 
-        It never waits for the device, and what it launches depends on the flags and the keys of ``c`` alone.
+        It never waits for the device, and the kernels it launches depend on the flags and the keys of ``c`` alone.
         """
         if self.maximize:
             grads.neg_()
@@ -92,7 +92,7 @@ class VectorStep(ABC):
 
     @abstractmethod
     def _coefficients(self, numbers: Mapping[str, Rows], steps: Rows, scalars: Mapping[str, Rows]) -> dict[str, Rows]:
-        """The coefficients but those of weight decay."""
+        """The coefficients, without those of weight decay."""
 
     @abstractmethod
     def _update(self, params: Tensor, grads: Tensor, state: Mapping[str, Tensor], c: Mapping[str, Tensor]) -> None:
@@ -290,9 +290,9 @@ VECTORISED: dict[type[torch.optim.Optimizer], type[VectorStep]] = {
 
 
 def vector_flags(optimizer: torch.optim.Optimizer) -> tuple[tuple[tuple[str, Any], ...], ...] | None:
-    """What must be equal for optimizers to step as one, by param group, or None where this one must step alone.
+    """The settings that optimizers must share to step as one, by param group; None where this one must step alone.
 
-    ``dict(flags)`` of a group is what its ``VectorStep`` is made with.
+    A group's ``VectorStep`` is made with ``dict(flags)``.
 
     >>> vector_flags(torch.optim.Adagrad([torch.zeros(1)]))
     ((('kind', 'Adagrad'), ('maximize', False)),)
@@ -304,7 +304,7 @@ def vector_flags(optimizer: torch.optim.Optimizer) -> tuple[tuple[tuple[str, Any
     for group in optimizer.param_groups:
         if group.get("differentiable") or group.get("capturable") or any(p.is_complex() for p in group["params"]):
             return None
-        # What torch lets a param group say but takes otherwise than it reads.
+        # Settings that torch accepts in a param group, but does not heed as written.
         if group.get("momentum", 0) < 0 or group.get(start) != optimizer.defaults.get(start):
             return None
     named = ("kind", kind.__name__)
@@ -350,7 +350,7 @@ def _moments(numbers: Mapping[str, Rows]) -> dict[str, Rows]:
 
 
 def _average_square(average: Tensor, x: Tensor, decay: Tensor, weight: Tensor, *, out: Tensor) -> Tensor:
-    """average = decay · average + weight · x², where ``out`` (x itself, if it is done with) is left with the latter.
+    """average = decay · average + weight · x²; ``out``, which may be x itself, is left with the second term.
 
     Not a lerp: once x² overflows, the average stays infinite, as torch's does, and does not become NaN.
     """

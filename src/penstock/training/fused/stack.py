@@ -1,4 +1,4 @@
-"""The tensors of a bundle: one row per trial, whatever a trial needs between two steps.
+"""The tensors of a bundle: everything that a trial needs between two steps, in one row of each.
 
 All parameters of an optimizer's group lie in one tensor of shape [rows, numbers], so that a step of the optimizer is a
 few operations however many layers and trials there are. Each trial's own plain module looks at its row, so it can be
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.training.fused.flat import ALIGNED, Flat
-from penstock.training.fused.optimizers import VECTORISED, clip_rows, vector_flags
+from penstock.training.fused.flat import Flat, Room, larger
+from penstock.training.fused.optimizers import VECTORISED, vector_flags
 from penstock.training.loop import Training
 
 
@@ -32,10 +32,10 @@ class Stack:
         self.buffers: dict[str, torch.Tensor] = {}
         self.aliases: dict[str, list[str]] = {}  # the names that a model's state_dict has for a tensor
         self.best: list[torch.Tensor] = []  # rows like those of the model, at each trial's best report
-        self.steps = np.zeros(capacity, dtype=np.float64)  # what the optimizers' states have seen
-        self.unstepped: dict[int, set[str]] = {}  # by trial: parameters without a step that came with others' states
+        self.steps = np.zeros(capacity, dtype=np.float64)  # how many steps the optimizers' states have seen
+        self.unstepped: dict[int, set[str]] = {}  # by trial: parameters that its optimizer had not stepped when it came
         self._leaves: dict[tuple[int, int], tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = {}
-        self._rooms: dict[int, tuple[list[torch.Tensor], ...]] = {}
+        self._room: Room | None = None
         self._lay_out(first)
 
     def _lay_out(self, first: Training) -> None:
@@ -49,35 +49,22 @@ class Stack:
                 if name is not None and name not in self.idle and p.requires_grad:
                     by_type.setdefault(p.dtype, []).append((name, p))
                     placed.add(name)
-            for dtype, params in by_type.items():
-                starts, end = [], 0
-                for _, p in params:
-                    starts.append(end)
-                    end += -(-p.numel() // ALIGNED) * ALIGNED
+            for params in by_type.values():
                 step = None if flags is None else VECTORISED[type(first.optimizer)](dict(flags[number]))
-                flat = Flat(
-                    number, [n for n, _ in params], [p.shape for _, p in params], starts, self._new(end, dtype), step
-                )
-                if step is not None:
-                    flat.state = {name: self._new(end, dtype) for name in step.state}
-                    wide = torch.get_default_dtype() == torch.float64  # as torch keeps them
-                    scalars = np.zeros(self.capacity, np.float64 if wide else np.float32)
-                    flat.scalars = {name: scalars.copy() for name in step.scalars}
-                self.flats.append(flat)
+                self.flats.append(Flat.of(number, params, step, self.capacity))
         for name, p in first.model.named_parameters():
             if name not in placed:
-                self.others[name] = self._new(p.shape, p.dtype)
+                self.others[name] = self._new(p)
         for name, b in first.model.named_buffers():
-            self.buffers[name] = self._new(b.shape, b.dtype)
+            self.buffers[name] = self._new(b)
         every = dict(first.model.named_parameters(remove_duplicate=False))
         kept = set(first.model.state_dict())
         for alias, p in every.items():
             self.aliases.setdefault(names[id(p)], []).append(alias)
         self.aliases.update({name: [name] for name in self.buffers if name in kept})
 
-    def _new(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-        shape = (shape,) if isinstance(shape, int) else shape
-        return torch.zeros(self.capacity, *shape, dtype=dtype, device=self.device)
+    def _new(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(self.capacity, *like.shape, dtype=like.dtype, device=self.device)
 
     def __len__(self) -> int:
         return len(self.trials)
@@ -104,7 +91,7 @@ class Stack:
                 for name, view in flat.views(tensor[row]):
                     if kept in (own := state.get(params[name], {})) and own[kept] is not None:
                         view.copy_(own[kept])
-                        if not flat.step.counts:  # Adagrad's are there before its first step
+                        if not flat.step.counts:  # Adagrad has a state before its first step
                             seen = max(seen, 1.0)
             for name in flat.names:
                 own = state.get(params[name], {})
@@ -125,7 +112,7 @@ class Stack:
         if trial.best_model:
             for tensor, name in self._best_parts(row):
                 tensor.copy_(trial.best_model[name])
-            trial.best_model = {}
+            trial.keep_best({})
         if any(flat.step is not None for flat in self.flats):
             self.forget(trial)  # until it leaves, its rows are the truth
             trial.optimizer._opt_called = True  # type: ignore[attr-defined]  # or schedulers warn that nothing stepped it
@@ -135,7 +122,7 @@ class Stack:
         """Give a trial tensors of its own again; the last row takes its place."""
         self.export(trial)
         row, last = self.trials.index(trial), len(self.trials) - 1
-        trial.best_model = self.best_model(trial)
+        trial.keep_best(self.best_model(trial))
         self.unstepped.pop(id(trial), None)
         for p in trial.model.parameters():
             p.data, p.grad = p.data.clone(), None
@@ -154,7 +141,7 @@ class Stack:
         self._bind(row)
 
     def export(self, trial: Training) -> None:
-        """Write into a trial's own optimizer what its rows hold, as a plain run would have it."""
+        """Write the state in a trial's rows into its own optimizer, as a plain run would have it."""
         row = self.trials.index(trial)
         params = dict(trial.model.named_parameters())
         state = trial.optimizer.state
@@ -253,33 +240,24 @@ class Stack:
 
     def _grow(self) -> None:
         grown = self.capacity * 2
-
-        def larger(tensor: torch.Tensor) -> torch.Tensor:
-            made = torch.zeros(grown, *tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
-            made[: self.capacity] = tensor
-            return made
-
-        # All of it is made before any takes its place: memory may run out in between.
-        rows = [
-            (larger(flat.rows), {name: larger(tensor) for name, tensor in flat.state.items()}) for flat in self.flats
-        ]
-        others, buffers = ({k: larger(v) for k, v in part.items()} for part in (self.others, self.buffers))
-        best = [larger(tensor) for tensor in self.best]
-        for flat, (flat_rows, state) in zip(self.flats, rows, strict=True):
-            flat.rows, flat.state = flat_rows, state
-            flat.scalars = {name: np.resize(values, grown) for name, values in flat.scalars.items()}
+        # All tensors are made before any takes its place: memory may run out in between.
+        flats = [flat.larger(grown) for flat in self.flats]
+        others, buffers = ({k: larger(v, grown) for k, v in part.items()} for part in (self.others, self.buffers))
+        best = [larger(tensor, grown) for tensor in self.best]
+        for flat, one in zip(self.flats, flats, strict=True):
+            flat.take(one)
         self.others, self.buffers, self.best = others, buffers, best
         self.steps = np.resize(self.steps, grown)
         self.capacity = grown
         self._leaves.clear()
-        self._rooms.clear()
+        self._room = None
         for row in range(len(self.trials)):
             self._bind(row)
 
-    # What a step works on
+    # For a step
 
     def leaves(self, first: int, last: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The parameters and the buffers of some rows, by name; those that ``trained`` names take gradients."""
+        """The parameters and the buffers of some rows, by name; the parameters in ``flats`` take gradients."""
         found = self._leaves.get((first, last))
         if found is None:
             params = {
@@ -294,83 +272,35 @@ class Stack:
             self._leaves[first, last] = found
         return found
 
-    def trained(self) -> list[str]:
-        """The names of the parameters that the optimizers step."""
-        return [name for flat in self.flats for name in flat.names]
-
     @property
     def vectorised(self) -> bool:
         """Whether the trials' optimizers step at once."""
         return all(flat.step is not None for flat in self.flats)
 
-    def update(self, first: int, last: int, grads: Sequence[torch.Tensor], clip: float | None) -> None:
-        """One step of every trial's optimizer in some rows, from the gradients of ``trained()`` in its order."""
-        flat_grads, parts, gaps = self._gradients(first, last)
-        torch._foreach_copy_(parts, list(grads))
-        if gaps:
-            torch._foreach_zero_(gaps)  # the last step has left something there
-        if clip is not None:
-            clip_rows(flat_grads, clip)
-        coefficients = self.coefficients(first, last)
-        for flat, gradient, c in zip(self.flats, flat_grads, coefficients, strict=True):
-            if flat.step is not None:
-                flat.step.update(flat.rows[first:last], gradient, flat.states(first, last), c)
-        self.count(first, last)
-        if not self.vectorised:
-            for row, trial in enumerate(self.trials[first:last]):
-                self._step_alone(trial, [gradient[row] for gradient in flat_grads])
-
     def coefficients(self, first: int, last: int) -> list[dict[str, torch.Tensor]]:
-        """What the optimizers' next steps need by trial, for each flat; the same tensors while nothing changes."""
-        made, steps = [], self.steps[first:last]
-        for flat in self.flats:
-            if flat.step is not None:
-                numbers = flat.numbers(self.trials[first:last])
-                key = (first, last, bool(steps.all()))
-                if flat.step.counts or not flat.same or flat.key != key:
-                    scalars = {name: values[first:last] for name, values in flat.scalars.items()}
-                    found = flat.step.coefficients(numbers, steps, scalars)
-                    packed = torch.from_numpy(np.stack(list(found.values())))
-                    packed = packed.to(device=self.device, dtype=flat.rows.dtype).unsqueeze(-1)
-                    flat.packed, flat.key = dict(zip(found, packed.unbind(), strict=True)), key
-                    flat.after = flat.step.advance(numbers, steps, scalars)
-            made.append(flat.packed)
-        return made
+        """The numbers that the optimizers' next steps need by trial, for each flat."""
+        trials, steps = self.trials[first:last], self.steps[first:last]
+        return [flat.coefficients(trials, first, last, steps) for flat in self.flats]
 
     def count(self, first: int, last: int) -> None:
         """Count a step of the optimizers in some rows."""
         for flat in self.flats:
-            for name, values in flat.after.items():
-                flat.scalars[name][first:last] = values
+            flat.count(first, last)
         self.steps[first:last] += 1
         if self.unstepped:
             for trial in self.trials[first:last]:
                 self.unstepped.pop(id(trial), None)
 
+    def room(self, rows: int) -> Room:
+        """Room for the gradients of as many rows."""
+        if self._room is None or len(self._room) != rows:
+            self._room = None  # its memory is free before more is asked for
+            self._room = Room(self.flats, rows)
+        return self._room
+
     def spare(self) -> None:
         """Give back the room for gradients, which a faster step does not use."""
-        self._rooms.clear()
-
-    def _gradients(self, first: int, last: int) -> tuple[list[torch.Tensor], ...]:
-        """Room for the gradients of some rows: like the flats, the views of it by parameter, and the gaps between."""
-        found = self._rooms.get(last - first)
-        if found is None:
-            whole = [torch.zeros_like(flat.rows[first:last]) for flat in self.flats]
-            parts = [view for flat, rows in zip(self.flats, whole, strict=True) for _, view in flat.views(rows)]
-            gaps = [gap for flat, rows in zip(self.flats, whole, strict=True) for gap in flat.gaps(rows)]
-            self._rooms.clear()
-            found = self._rooms[last - first] = whole, parts, gaps
-        return found
-
-    def _step_alone(self, trial: Training, gradients: Sequence[torch.Tensor]) -> None:
-        """A step of an optimizer that is not vectorised, on views of the trial's row."""
-        params = dict(trial.model.named_parameters())
-        for flat, gradient in zip(self.flats, gradients, strict=True):
-            for name, view in flat.views(gradient):
-                params[name].grad = view
-        trial.optimizer.step()
-        for p in params.values():
-            p.grad = None
+        self._room = None
 
 
 def _stepped(state: Any, parameter: torch.Tensor) -> bool:

@@ -1,9 +1,10 @@
-"""A tensor per trial of a bundle, seen as one trial's: what the user's own code computes with in the native way.
+"""One tensor per trial of a bundle, seen as one trial's: the user's code computes with these in the native way.
 
-The task's loss runs once for the whole bundle, on ``Stacked`` tensors in the place of the parameters. Whatever torch
-function meets one is given to its rule in ``operators/``, which does for all trials at once what the function does for
-one: a batched matrix product for a linear layer, a grouped convolution for a convolution. A function without a rule is
-mapped over the trials by ``torch.vmap``; what that cannot do either is refused, naming the operator and the line.
+The task's loss runs once for the whole bundle, on ``Stacked`` tensors in the place of the parameters. A torch
+function that meets one is given to its rule in ``operators/``, which computes for all trials at once what the function
+computes for one: a batched matrix product for a linear layer, a grouped convolution for a convolution. A function
+without a rule is mapped over the trials by ``torch.vmap``. A function that vmap refuses too is refused, with the
+operator and the line.
 
 The rules work on ordinary tensors with one dimension more, so gradients are ordinary autograd's.
 """
@@ -52,7 +53,7 @@ class Stacked(torch.Tensor):
     def __init__(self, whole: torch.Tensor, at: int = 0) -> None:
         pass
 
-    # What is asked for at every turn is answered here: torch's own properties make a detour of microseconds.
+    # These properties are read all the time, and torch's own would make a detour of microseconds.
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
@@ -97,6 +98,10 @@ class Stacked(torch.Tensor):
     def moved(self, at: int) -> torch.Tensor:
         """``whole`` with the trials along another dimension."""
         return self.whole if self.at == at else self.whole.movedim(self.at, at)
+
+    def hold(self, whole: torch.Tensor) -> None:
+        """Hold another tensor of the same values."""
+        self.whole = whole
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Stacked({tuple(self.shape)} of {self.trials} trials at {self.at})"
@@ -145,7 +150,7 @@ def _as_it_is(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def by_vmap(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Any function without a rule of its own: mapped over the trials by torch."""
+    """The rule of every function without one of its own: torch maps it over the trials."""
     leaves, spec = tree_flatten((args, kwargs))
     which = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
 
@@ -210,7 +215,7 @@ _PROPERTIES: dict[str, Rule] = {
 def align(values: Sequence[Any]) -> tuple[list[Any], int]:
     """Operands that broadcast as one trial's would: their plain tensors, with the trials along one dimension.
 
-    That dimension is the one of the first operand of full rank, so that what a convolution laid out stays so.
+    That dimension is the one of the first operand of full rank, so that the layout of a convolution's output stays.
     """
     rank, at = -1, 0
     for v in values:
@@ -227,7 +232,7 @@ def _fit(value: torch.Tensor, rank: int, at: int, values: Sequence[Any]) -> torc
     right = rank - at  # how many of a trial's dimensions lie behind the trials
     if not isinstance(value, Stacked):
         if rank == 0:
-            return value.reshape(1)  # a scalar among scalars decides about the type as much as they do
+            return value.reshape(1)  # among scalars, each has a say in the type
         return value.unsqueeze(value.ndim - right) if value.ndim > right else value
     if value.ndim == rank:
         return value.moved(at)
@@ -245,14 +250,14 @@ def _weak_type(scalar: Stacked, values: Sequence[Any]) -> torch.dtype:
 
 
 def whole_dim(x: Stacked, dim: int) -> int:
-    """The dimension of ``whole`` that a trial's dimension is."""
+    """The dimension of ``whole`` for a dimension of one trial."""
     if dim < 0:
         dim += x.ndim
     return dim + (dim >= x.at)
 
 
 def name_of(func: Any) -> str:
-    """What a torch function is called in messages."""
+    """The name of a torch function in messages."""
     return str(getattr(func, "__name__", func))
 
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 import penstock.training.fused.operators  # noqa: F401  registers the rules of the native way
 from penstock.training.fused.operators.normalized import waiting
+from penstock.training.fused.per_trial import PER_TRIAL, PerTrial
 from penstock.training.fused.stacked import Stacked, Unfusable
 from penstock.training.random.keyed import Keyed
 from penstock.training.random.masks import StepKeys, base, keep, rate
@@ -27,56 +28,6 @@ from penstock.trial import Config
 
 Tensors = Mapping[str, torch.Tensor]
 Function = Callable[[nn.Module, Any, Config], Any]  # Task.loss or Task.metrics
-
-# What torch's own modules take per trial, by exact class: the attribute, and whether both ways can.
-_DROPOUT = ("p", True)
-PER_TRIAL: dict[type[nn.Module], tuple[tuple[str, bool], ...]] = {
-    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), (_DROPOUT,)),
-    **dict.fromkeys((nn.AlphaDropout, nn.FeatureAlphaDropout), (_DROPOUT,)),
-    nn.MultiheadAttention: (("dropout", True),),
-    nn.LeakyReLU: (("negative_slope", False),),
-    nn.ELU: (("alpha", False),),
-    nn.CELU: (("alpha", False),),
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), (("eps", False), ("momentum", False))),
-    nn.LayerNorm: (("eps", False),),
-    nn.GroupNorm: (("eps", False),),
-}
-
-
-class PerTrial(float):
-    """A number of a module that differs from trial to trial; ``value`` is what an operator computes with.
-
-    As a plain number it would be one trial's, so whatever takes it for one is refused.
-    """
-
-    value: Any
-    every: list[float]  # of all trials, in the order of their rows; plain numbers, as a compiler cannot look at tensors
-    name: str
-
-    def _compare(self, holds: list[bool]) -> bool:
-        if all(holds) or not any(holds):
-            return holds[0]
-        return bool(self._refuse())
-
-    def __gt__(self, other: float) -> bool:
-        if other == 0:  # torch skips a dropout of rate 0; here it runs if any trial's is above
-            return any(own > 0 for own in self.every)
-        return self._compare([own > other for own in self.every])
-
-    def __lt__(self, other: float) -> bool:
-        return self._compare([own < other for own in self.every])
-
-    def __ge__(self, other: float) -> bool:
-        return self._compare([own >= other for own in self.every])
-
-    def __le__(self, other: float) -> bool:
-        return self._compare([own <= other for own in self.every])
-
-    def _refuse(self, *_: object) -> Any:
-        raise Unfusable(f"{self.name} differs from trial to trial, and is used where all trials must have the same")
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __float__ = __int__ = __round__ = _refuse
 
 
 class Way(ABC):
@@ -88,10 +39,10 @@ class Way(ABC):
     def __init__(self, template: nn.Module, config: Config) -> None:
         self.template = copy.deepcopy(template)  # a module of its own: its parameters are replaced
         self.config = config
-        self.random = {True: True, False: True}  # whether a forward draws in training and else; known after a first
-        self._sites: list[tuple[nn.Module, str, PerTrial]] = []
+        self.random = {True: True, False: True}  # whether a forward in training, or else, draws; known after a first
+        self._sites: list[PerTrial] = []
         self._made: dict[tuple[int, int], list[torch.Tensor]] = {}
-        self.fixed: tuple[Any, ...] = ()  # the numbers that all trials have in common now
+        self.fixed: tuple[tuple[str, str, object], ...] = ()  # the numbers that all trials have in common now
 
     def train(self) -> None:
         """Training mode, as of the user's module."""
@@ -107,7 +58,7 @@ class Way(ABC):
         """Let go of the tensors of the last run."""
 
     def vary(self, models: Sequence[nn.Module]) -> None:
-        """Take the numbers that torch's modules may have per trial from the trials' own modules."""
+        """Read from the trials' own modules the numbers that may differ from trial to trial."""
         self._sites, self._made = [], {}
         fixed = []
         own = [dict(model.named_modules()) for model in models]
@@ -122,23 +73,21 @@ class Way(ABC):
                     raise Unfusable(
                         f"{path}.{attribute} differs from trial to trial, which the {self.name} way cannot do"
                     )
-                site = PerTrial("nan")  # taken for a plain number, it shows
-                site.name = f"{path}.{attribute}"
-                site.every = list(map(float, values))
+                site = PerTrial(f"{path}.{attribute}", [float(value) for value in values])
                 setattr(module, attribute, site)
-                self._sites.append((module, attribute, site))
+                self._sites.append(site)
         self.fixed = tuple(fixed)
 
     @property
     def varying(self) -> tuple[str, ...]:
         """The names of the numbers that differ from trial to trial now."""
-        return tuple(site.name for _, _, site in self._sites)
+        return tuple(site.name for site in self._sites)
 
     def numbers(self, first: int, last: int, device: torch.device) -> list[torch.Tensor]:
         """The numbers that differ from trial to trial, of some rows."""
         found = self._made.get((first, last))
         if found is None:
-            rows = [torch.tensor(site.every[first:last], dtype=torch.float64) for _, _, site in self._sites]
+            rows = [torch.tensor(site.every[first:last], dtype=torch.float64) for site in self._sites]
             found = self._made[first, last] = [values.to(device) for values in rows]
         return found
 
@@ -150,12 +99,19 @@ class Way(ABC):
 
     @abstractmethod
     def run(
-        self, function: Function, params: Tensors, buffers: Tensors, batch: Any, shared: bool, keys: Any, numbers: Any
+        self,
+        function: Function,
+        params: Tensors,
+        buffers: Tensors,
+        batch: Any,
+        shared: bool,
+        keys: torch.Tensor | None,
+        numbers: Sequence[torch.Tensor],
     ) -> Any:
         """The function's result for every trial: tensors with the trials in front.
 
-        ``params`` and ``buffers`` have the trials in front, and so has the batch unless it is ``shared``; ``keys`` is
-        the [trials, 2] key of the step, or None where nothing is random, ``numbers`` what ``self.numbers`` gives.
+        ``params`` and ``buffers`` have the trials in front, and so has the batch unless it is ``shared``. ``keys`` are
+        the keys of the step, [trials, 2], or None where nothing is random; ``numbers`` come from ``self.numbers``.
         """
 
 
@@ -173,19 +129,26 @@ class Native(Way):
         self._held: tuple[Tensors, Tensors] | None = None
 
     def run(
-        self, function: Function, params: Tensors, buffers: Tensors, batch: Any, shared: bool, keys: Any, numbers: Any
+        self,
+        function: Function,
+        params: Tensors,
+        buffers: Tensors,
+        batch: Any,
+        shared: bool,
+        keys: torch.Tensor | None,
+        numbers: Sequence[torch.Tensor],
     ) -> Any:
         trials = len(next(iter(params.values())))
         if self._held is None or self._held[0] is not params or self._held[1] is not buffers:
             self._hold(params, buffers)
-        for (_, _, site), value in zip(self._sites, numbers, strict=True):
-            site.value = Stacked(value, 0)
+        for site, value in zip(self._sites, numbers, strict=True):
+            site.give(Stacked(value, 0))
         given = batch if shared else tree_map(_stacked, batch)
         training = self.template.training
         with waiting():
             if keys is None and (training or not self._sites):  # a mode would cost a small model a tenth of its step
                 made = function(self.template, given, self.config)
-            else:  # the mode knows that rates which differ do nothing in evaluation
+            else:  # the mode ignores rates, which may differ from trial to trial, in evaluation
                 lo, hi = (0, 0) if keys is None else (keys[:, 0], keys[:, 1])
                 drawing = Keyed(BundleKeys(lo, hi) if training else NoKeys(lo, hi))
                 with drawing:
@@ -200,14 +163,14 @@ class Native(Way):
         made = {name: Stacked(tensor, 0) for name, tensor in {**params, **buffers}.items()}
         for registry, short, name in (*self._params, *self._buffers):
             registry[short] = made[name]
-        for module in self._recurrent:  # they keep a list of their weights beside the registry
+        for module in self._recurrent:  # torch's recurrent modules keep a list of weights beside the registry
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
             module._flat_weight_refs = [weakref.ref(weight) for weight in module._flat_weights if weight is not None]
         self._held = params, buffers
 
 
 class BundleKeys(StepKeys):
-    """The keys of all trials: one mask for each of them from a call."""
+    """The keys of all trials: a call makes one mask for each trial."""
 
     def mask(self, shape: Sequence[int], device: torch.device, p: Any) -> torch.Tensor:
         apart = (-1, *[1] * len(shape))
@@ -236,16 +199,23 @@ class General(Way):
         self._places.update({name: f"model.{name}" for name, _ in self.template.named_buffers()})
 
     def run(
-        self, function: Function, params: Tensors, buffers: Tensors, batch: Any, shared: bool, keys: Any, numbers: Any
+        self,
+        function: Function,
+        params: Tensors,
+        buffers: Tensors,
+        batch: Any,
+        shared: bool,
+        keys: torch.Tensor | None,
+        numbers: Sequence[torch.Tensor],
     ) -> Any:
         state = {self._places[name]: tensor for name, tensor in {**params, **buffers}.items()}
         drawing = Keyed(StepKeys(0, 0))
 
-        def one(state: Tensors, batch: Any, key: Any, numbers: list[torch.Tensor]) -> Any:
-            for (_, _, site), value in zip(self._sites, numbers, strict=True):
-                site.value = value
+        def one(state: Tensors, batch: Any, key: torch.Tensor | None, numbers: Sequence[torch.Tensor]) -> Any:
+            for site, value in zip(self._sites, numbers, strict=True):
+                site.give(value)
             kind = StepKeys if self.template.training else NoKeys
-            drawing.keys = kind(0, 0) if key is None else kind(key[0], key[1])
+            drawing.draw_by(kind(0, 0) if key is None else kind(key[0], key[1]))
             with drawing:
                 return functional_call(self._call, dict(state), (function, batch))
 
@@ -261,7 +231,7 @@ class General(Way):
 
 
 class _Call(nn.Module):
-    """Lets a loss touch the model's submodules: the model is a submodule of what is called."""
+    """The called module, of which the model is a submodule, so that a loss may touch the model's own submodules."""
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__()
@@ -272,14 +242,14 @@ class _Call(nn.Module):
 
 
 def _places(template: nn.Module, registry: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Where a module keeps its parameters or buffers: the registry, the name there, and the name in the whole."""
+    """Every place of a parameter or buffer: the registry, the name in it, and the name in the whole module."""
     first: dict[int, str] = {}
     for prefix, module in template.named_modules():
         held = getattr(module, registry)
         for short, tensor in held.items():
             if tensor is not None:
                 name = f"{prefix}.{short}" if prefix else short
-                yield held, short, first.setdefault(id(tensor), name)  # a shared one goes by its first name
+                yield held, short, first.setdefault(id(tensor), name)  # a shared tensor goes by its first name
 
 
 def _stacked(leaf: Any) -> Any:

@@ -1,2 +1,2 @@
-"""Kernels for what torch's own operators do slowly when many small models are trained as one, each with a twin in plain
-torch. They are used where they were measured to be faster, on a device that has Triton."""
+"""Kernels for operators that torch computes slowly when many small models are trained as one, each with a twin in
+plain torch. They are used where they were measured to be faster, on a device that has Triton."""

@@ -1,7 +1,7 @@
-"""Convolutions of many channels: by torch's own, one trial after another.
+"""Convolutions of many channels: by torch's own operator, one trial after another.
 
-A trial's images are one piece of memory, channels last, which is what cuDNN's fastest kernels read. Where each of its
-launches fills the device, nothing is faster; where not, launching them takes most of the time.
+A trial's images are one piece of memory, channels last, as cuDNN's fastest kernels read them. Where each launch fills
+the device, nothing is faster; otherwise, launching takes most of the time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def offered(channels: int, made: int) -> list[Blocks]:
 def convolve_apart(
     x: torch.Tensor, w: torch.Tensor, geometry: Geometry, addend: torch.Tensor | None, turned: bool
 ) -> torch.Tensor:
-    """``convolve``."""
+    """``convolve``, one trial after another."""
     made = w.shape[2 if turned else 3]
     y = x.new_empty(len(w), x.shape[1], *geometry.made, made)
     for i, weight in enumerate(_weights(w, geometry, x.dtype)):
@@ -40,7 +40,7 @@ def convolve_apart(
 
 
 def weigh_apart(x: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """``weigh``."""
+    """``weigh``, one trial after another."""
     (down, across), channels, made = geometry.taps, x.shape[-1], g.shape[-1]
     out = torch.empty(len(g), made, channels, down, across, device=x.device, dtype=torch.float32)
     weight = x.new_empty(made, down, across, channels).permute(0, 3, 1, 2)  # for its shape

@@ -1,7 +1,7 @@
 """Exact attention of short sequences and narrow heads: a program holds all keys of a batch row and head.
 
 Torch's kernels are made for long sequences: they widen heads of 16 to 64, and want queries, keys and values copied out
-of the projection that they are slices of. Here they are read where they lie. Between forward and backward only the
+of the projection that they are slices of. Here all are read where they lie. Between forward and backward only the
 logarithm of each row's sum is kept.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 from penstock.training.kernels.choice import runs
 from penstock.training.kernels.tuning import Blocks, about, tuned
 
-LONGEST, LARGEST = 256, 8192  # keys, and keys times width: more gradients than that the registers do not hold
-LOG2E = math.log2(math.e)  # the kernels' powers and logarithms are of 2, as the hardware's
+LONGEST, LARGEST = 256, 8192  # keys, and keys times width: registers hold no more gradients
+LOG2E = math.log2(math.e)  # the kernels, like the hardware, use powers and logarithms of 2
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def _tile(
     x, STEP: tl.constexpr, FIRST: tl.constexpr, LENGTH: tl.constexpr, W: tl.constexpr,
     BL: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """The places of a head's rows from FIRST on, [BL, BW], and which of them there are."""
+    """The addresses of a head's rows from FIRST on, [BL, BW], and which of the rows exist."""
     length, width = FIRST + tl.arange(0, BL), tl.arange(0, BW)
     there = (length < LENGTH)[:, None] & (width < W)[None, :]
     if LENGTH * STEP >= 2**31:
@@ -46,14 +46,14 @@ def _load(
 
 @triton.jit
 def _near(x, PRECISION: tl.constexpr):
-    """Rounded to TF32 where products are of it, or a tensor core would cut the bits off.
+    """Round to TF32 where products use it: a tensor core would cut the bits off.
 
-    What backward subtracts from a product was computed from another one, forward: both are to be of the same numbers,
-    and the weights that were multiplied are to be those that were summed.
+    Backward subtracts from a product a number that forward computed from another one: both must be of the same numbers,
+    and the weights that were multiplied must be the ones that were summed.
     """
     if PRECISION == "tf32":
         near = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-        x = tl.where(x == x, near, x)  # what makes a NaN one is among the bits that go
+        x = tl.where(x == x, near, x)  # rounding would drop the bits that make a NaN one
     return x
 
 
@@ -80,7 +80,7 @@ def _seen(
     s, other: tl.constexpr, FIRST: tl.constexpr, START: tl.constexpr, LK: tl.constexpr, CAUSAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """``other`` where a query does not see a key, which lie along dimension KEYS; blocks seen whole are left alone."""
+    """``other`` where a query does not see a key; keys lie along dimension KEYS. Blocks that are seen whole stay."""
     m, n = tl.expand_dims(FIRST + tl.arange(0, BM), KEYS), tl.expand_dims(START + tl.arange(0, BN), 1 - KEYS)
     if CAUSAL and START + BN - 1 > FIRST:
         s = tl.where(n <= m, s, other)
@@ -95,7 +95,7 @@ def _attend_rows(
     LQ: tl.constexpr, LK: tl.constexpr, W: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     FIRST: tl.constexpr, END: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """The queries from FIRST on, which see keys up to END."""
+    """Attend by the queries from FIRST on, which see keys up to END."""
     a = _factor(q, QS, FIRST, LQ, W, PRECISION, BM, BW)
     for start in tl.static_range(0, END, BN):
         s = tl.dot(a, tl.trans(_factor(k, KS, start, LK, W, PRECISION, BN, BW)), input_precision=PRECISION)
@@ -120,7 +120,7 @@ def _attend_rows(
 
 @triton.constexpr_function
 def _reach(first, bm, bn):
-    """How wide the block of keys is that queries from ``first`` on see: early ones see few."""
+    """The width of the block of keys that queries from ``first`` on see: early queries see few."""
     return min(bn, triton.next_power_of_2(first + bm))
 
 
@@ -140,7 +140,7 @@ def _attend(
     out += row * OS[0] + head * OS[1]
     lse += (row * HEADS + head) * LQ
     for first in tl.static_range(0, LQ, BM):
-        if part == first // BM:  # a branch for each, so that the compiler knows what it sees
+        if part == first // BM:  # a branch for each, so that the compiler knows which keys it sees
             _attend_rows(
                 q, k, v, out, lse, scale, QS[2], KS[2], VS[2], OS[2], LQ, LK, W, CAUSAL, PRECISION, first,
                 min(first + BM, LK) if CAUSAL else LK, BM, _reach(first, BM, BN) if CAUSAL else BN, BW,
@@ -166,7 +166,7 @@ def _attend_back(
     dv += row * DVS[0] + head * DVS[1]
     lse += (row * HEADS + head) * LQ
     # A value for each block of queries. With HOLD the blocks are loaded once, all loads in flight before the first
-    # product: for tensor cores that read shared memory. Those that read registers had better load them again.
+    # product: for tensor cores that read shared memory. Cores that read registers had better load again.
     queries, grads, norms, deltas, sums = (), (), (), (), ()  # type: Any, Any, Any, Any, Any
     for first in tl.static_range(0, LQ, BM):
         m = first + tl.arange(0, BM)
@@ -216,7 +216,7 @@ BACKWARD = [
 
 
 def candidates(offered: list[tuple[int, Blocks]], length: int, width: int) -> list[Blocks]:
-    """Those for such a size, with no blocks longer than the sequence, and none twice."""
+    """The candidates for such a size, with no blocks longer than the sequence, and none twice."""
     long, wide = _padded(length), _padded(width)
     fit = [blocks for largest, blocks in offered if long * wide <= largest]
     cut = [blocks | {name: min(blocks[name], long) for name in ("BM", "BN")} for blocks in fit]
@@ -224,7 +224,7 @@ def candidates(offered: list[tuple[int, Blocks]], length: int, width: int) -> li
 
 
 def _padded(n: int) -> int:
-    """To a power of two that ``tl.dot`` takes."""
+    """A length padded to a power of two that ``tl.dot`` takes."""
     padded: int = triton.next_power_of_2(n)
     return max(16, padded)
 
@@ -234,12 +234,12 @@ def _precision(x: Tensor) -> str:
 
 
 def _in_rows(*given: Tensor) -> list[Tensor]:
-    """With contiguous rows."""
+    """A tensor with contiguous rows."""
     return [x if x.stride(-1) == 1 else x.contiguous() for x in given]
 
 
 def _empty(x: Tensor) -> Tensor:
-    """[batch, heads, length, width], the heads of a place side by side: to join them is no copy."""
+    """[batch, heads, length, width], with the heads of a place side by side, so that joining them copies nothing."""
     batch, heads, length, width = x.shape
     return x.new_empty(batch, length, heads, width).transpose(1, 2)
 
@@ -264,7 +264,7 @@ def _chosen(name: str, offered: list[tuple[int, Blocks]], q: Tensor, k: Tensor, 
     schema="(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor, Tensor)",
 )
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """What is attended to, and log2 Σ exp of each query's scores; ``scale`` is positive."""
+    """The attended values, and log2 Σ exp of each query's scores; ``scale`` is positive."""
     if not runs(q):
         return attend_twin(q, k, v, causal, scale)
     q, k, v = _in_rows(q, k, v)

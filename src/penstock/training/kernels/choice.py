@@ -1,4 +1,4 @@
-"""Whether Penstock's kernels are used: only where they are wanted, by whoever measured that they are faster."""
+"""Whether Penstock's kernels are used: only where they were measured to be faster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def available(device: torch.device) -> bool:
 
 
 def wanted(x: torch.Tensor, numbers: int = 0) -> bool:
-    """Whether a kernel is wanted for such a tensor; a trial has so many ``numbers`` at most, read or made."""
+    """Whether a kernel is wanted for such a tensor, where a trial reads or makes at most so many ``numbers``."""
     return _WANTED.get() and runs(x, numbers)
 
 
@@ -47,12 +47,12 @@ def runs(x: torch.Tensor, numbers: int = 0) -> bool:
 
 
 def exact() -> bool:
-    """Whether float32 products are not to be rounded to TF32, as cuDNN is told."""
+    """Whether float32 products must not be rounded to TF32; cuDNN's setting says so."""
     return not torch.backends.cudnn.allow_tf32
 
 
 def splits(x: torch.Tensor) -> bool:
-    """Whether products of such tensors may be those of two bfloat16 for each float32, as they may be rounded to TF32.
+    """Whether products may take two bfloat16 for each float32: where they may be rounded to TF32.
 
     Triton's interpreter knows no bfloat16.
     """

@@ -1,9 +1,9 @@
 """Convolutions of all trials at once, each trial with weights of its own and few channels.
 
-Images lie as [trials, examples, height, width, channels], so that a trial's are one piece of memory; those of a batch
-that the trials share are there once, [1, examples, …]. A convolution is a product of patches and weights: the patches,
-[examples × blocks, places × channels], are gathered while the product is computed and never written (an implicit GEMM).
-The input's gradient is a convolution too, of the output's gradient with the weights turned around.
+Images lie as [trials, examples, height, width, channels], so that a trial's images are one piece of memory; the images
+of a batch that the trials share are there once, [1, examples, …]. A convolution is a product of patches and weights:
+the patches, [examples × blocks, places × channels], are gathered while the product is computed and never written (an
+implicit GEMM). The input's gradient is a convolution too, of the output's gradient with the weights turned around.
 
 The programs of the kernels belong to one trial each: no trial's number is ever multiplied with another's, not even by
 zero. Where a whole patch fits into one product, a program has several blocks and reads its weights once.
@@ -94,14 +94,14 @@ def convolve_by(
 
 
 def for_each(x: torch.Tensor, trials: int) -> torch.Tensor:
-    """The images of every trial. Shared ones stay one piece of memory, and get channels that are read by fours."""
+    """The images of every trial. Shared images stay one piece of memory, and get channels that are read by fours."""
     if len(x) == trials:
         return x.contiguous()
     return pad(x, (0, -x.shape[-1] % 4)).contiguous().expand(trials, -1, -1, -1, -1)
 
 
 def candidates(geometry: Geometry, channels: int, made: int, split: bool) -> list[Blocks]:
-    """Blocks of 32 to 256 columns, which a tensor core has work with; patches in pieces, or whole."""
+    """Blocks of 32 to 256 columns, enough work for a tensor core; patches in pieces, or whole."""
     if max(geometry.taps) == 1:
         down, across = geometry.up
         columns = min(128, triton.next_power_of_2(max(8, made * down * across)))
@@ -140,14 +140,14 @@ def convolve(
 ) -> torch.Tensor:
     """Images convolved with each trial's weights, [trials, taps, channels, outputs], plus an addend.
 
-    ``turned`` takes the weights of the way there for the way back.
+    ``turned``: the weights are those of the forward, for its gradient.
     """
     where = Geometry.from_flat(geometry)
     if not runs(x, where.numbers(x.shape[1], x.shape[-1], w.shape[2 if turned else 3])):
         return convolve_twin(x, w, geometry, addend, turned)
     channels, made = x.shape[-1], w.shape[2 if turned else 3]
     x = for_each(x, len(w))
-    if x.shape[-1] > channels:  # shared ones, which only the way there reads
+    if x.shape[-1] > channels:  # shared images, which only the forward reads
         w = pad(w, (0, 0, 0, x.shape[-1] - channels))
     given = (x, w, where, None if addend is None else addend.contiguous(), turned)
     blocks = tuned(

@@ -1,10 +1,11 @@
 """Depthwise convolutions of all trials at once: every channel of a trial is convolved with a filter of its own.
 
-Images lie as [trials, examples, height, width, channels], so that a trial's are one piece of memory; the filters as
-[trials, taps, channels]. The time is that of reading the images and writing them, if every number is read from memory
-once and little is done for each. A program therefore makes patches of R0 × R1 neighbouring places, reads what a patch
-needs once, and keeps it in registers for all places and taps. Which number read meets which tap of which place is known
-when the kernel is compiled: of a strided convolution's input gradient, only the taps that meet something are computed.
+Images lie as [trials, examples, height, width, channels], so that a trial's images are one piece of memory; filters lie
+as [trials, taps, channels]. The time is that of reading the images and writing them, if every number is read from
+memory once and little is done for each. A program therefore makes patches of R0 × R1 neighbouring places, reads the
+numbers of a patch once, and keeps them in registers for all places and taps. Which number meets which tap of which
+place is known when the kernel is compiled: of a strided convolution's input gradient, only taps that meet a number are
+computed.
 
 The filters' gradient is added in parts, and these in a fixed order: equal inputs give equal bits. A program belongs to
 one trial: no trial's number is ever multiplied with another's, not even by zero.
@@ -25,13 +26,13 @@ from penstock.training.kernels.geometry import Geometry
 from penstock.training.kernels.tuning import Blocks, about, tuned
 
 THREADS = 128  # of a program
-CHANNELS = 64  # of a program at most: fewer than threads, or each thread would read one's filter and exchange it
+CHANNELS = 64  # of a program at most: fewer than threads, or threads would read filters one by one and exchange them
 # Candidates: a patch's places, how many rows are read ahead of those computed, and how many numbers of each place a
 # thread holds.
 PATCHES: list[Blocks] = [
     {"R0": r0, "R1": r1, "AHEAD": ahead, "HELD": held} for r0, r1, ahead, held in ((8, 2, 2, 4), (4, 4, 4, 4))
 ]
-SUMS: list[Blocks] = [  # the same; and in how many parts at least a trial's places are added
+SUMS: list[Blocks] = [  # the same, and the least number of parts in which a trial's places are added
     {"R0": r0, "R1": r1, "PARTS": parts, "HELD": held} for r0, r1, parts, held in ((4, 2, 8, 4),)
 ]
 
@@ -54,7 +55,7 @@ def depthwise_twin(x: torch.Tensor, w: torch.Tensor, geometry: Geometry) -> torc
 
 
 def input_gradient_twin(g: torch.Tensor, w: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """The gradient of what was convolved, in plain torch."""
+    """The gradient of the convolved images, in plain torch."""
     size = (g.shape[1], g.shape[0] * g.shape[-1], *geometry.size)
     filters = w.mT.reshape(-1, 1, *geometry.taps).to(_wide(g))
     made = conv2d_input(size, filters, _folded(g), *_options(g, geometry))
@@ -169,7 +170,7 @@ def _weighed(x: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> torch.Tens
 
 
 def _key(kernel: str, x: torch.Tensor, geometry: Geometry) -> tuple[Any, ...]:
-    """What tells one choice of block sizes from another."""
+    """The key of a choice of block sizes."""
     return kernel, x.dtype, *geometry.flat(), x.shape[-1], about(len(x)), about(x.shape[1])
 
 
@@ -179,12 +180,12 @@ def _candidates(x: torch.Tensor, geometry: Geometry, plans: list[Blocks]) -> lis
     for plan in plans:
         blocks = {**plan, "num_warps": THREADS // 32}
         for name, made, up in zip(("R0", "R1"), geometry.made, geometry.up, strict=True):
-            blocks[name] = triton.cdiv(min(plan[name], made), up) * up  # so all patches meet the same taps
+            blocks[name] = triton.cdiv(min(plan[name], made), up) * up  # then all patches meet the same taps
         if "AHEAD" in plan:
             blocks["AHEAD"] = min(plan["AHEAD"], blocks["R0"])
         blocks["BC"] = min(triton.next_power_of_2(x.shape[-1]), CHANNELS)
         blocks["BM"] = max(1, THREADS * blocks.pop("HELD") // blocks["BC"])
-        if "PARTS" in plan:  # a power of two, or every size of a batch would be compiled for
+        if "PARTS" in plan:  # a power of two, or every batch size would compile a kernel
             blocks["EACH"] = 2 ** max(0, (_count(x, geometry, blocks) // blocks.pop("PARTS")).bit_length() - 1)
         if blocks not in found:
             found.append(blocks)
@@ -201,7 +202,7 @@ def _count(x: torch.Tensor, geometry: Geometry, blocks: Blocks) -> int:
 @triton.constexpr_function
 @no_type_check
 def _along(geometry, which, count):
-    """What ``count`` neighbours of a patch read in one direction: (stride, padding, dilation, taps, up, count)."""
+    """The reading of ``count`` neighbours of a patch in one direction: (stride, padding, dilation, taps, up, count)."""
     _, _, taps, stride, padding, dilation, up = geometry[which::2]
     return stride, padding, dilation, taps, up, count
 
@@ -209,7 +210,7 @@ def _along(geometry, which, count):
 @triton.constexpr_function
 @no_type_check
 def _first(along):
-    """The first place that a patch reads, from where its first tap would be without padding."""
+    """The first place that a patch reads, counted from its first tap without padding."""
     return -(along[1] // along[4])
 
 
@@ -224,7 +225,7 @@ def _last(along, r):
 @triton.constexpr_function
 @no_type_check
 def _met(rows, columns, r, s, tap):
-    """Which of the numbers read the tap of the patch's place (r, s) meets; -1: none."""
+    """The index of the read number that a tap of the patch's place (r, s) meets; -1: none."""
     h = r * rows[0] + tap // columns[3] * rows[2] - rows[1]
     v = s * columns[0] + tap % columns[3] * columns[2] - columns[1]
     if h % rows[4] or v % columns[4]:
@@ -246,7 +247,7 @@ def _patches(
     BM: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """A block of patches: where in the images they read and make, in which row; which patches and columns are there."""
+    """A block of patches: where they read and write in the images, their rows, and which patches and columns exist."""
     rows: tl.constexpr = _along(G, 0, R0)
     columns: tl.constexpr = _along(G, 1, R1)
     down: tl.constexpr = (G[2] + R0 - 1) // R0
@@ -258,7 +259,7 @@ def _patches(
     h = row * (R0 * rows[0] // rows[4])
     v = column * (R1 * columns[0] // columns[4])
     there = (patch < N * across)[:, None]
-    if C % BC:  # a mask along the channels would split what is read at once
+    if C % BC:  # a mask along the channels would split wide reads
         there = there & (c < C)[None, :]
     inside = ()
     for j in tl.static_range(_first(columns), _last(columns, R1) + 1):
@@ -274,7 +275,7 @@ def _patches(
 @triton.jit
 @no_type_check
 def _read(x, h, i: tl.constexpr, inside, C: tl.constexpr, G: tl.constexpr, columns: tl.constexpr):
-    """Row ``i`` of what the patches read, which is the images' row ``h + i``: zero outside."""
+    """Row ``i`` of the patches, which is row ``h + i`` of the images; zero outside."""
     values = ()
     for j in tl.static_range(len(inside)):
         there = inside[j] & (h + i >= 0) & (h + i < G[0])
@@ -289,7 +290,7 @@ def _convolve(
     x, w, y, N, C: tl.constexpr, TURNED: tl.constexpr, G: tl.constexpr,
     R0: tl.constexpr, R1: tl.constexpr, AHEAD: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """y[trial, place, c] = Σ_tap x[trial, what the tap meets, c] · w[trial, tap, c]."""
+    """y[trial, place, c] = Σ_tap x[trial, place at the tap, c] · w[trial, tap, c]."""
     K: tl.constexpr = G[4] * G[5]
     rows: tl.constexpr = _along(G, 0, R0)
     columns: tl.constexpr = _along(G, 1, R1)
@@ -322,7 +323,7 @@ def _weigh(
     x, g, out, N, C: tl.constexpr, G: tl.constexpr,
     R0: tl.constexpr, R1: tl.constexpr, EACH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """out[trial, part, tap, c] = Σ_place x[trial, what the tap meets, c] · g[trial, place, c] over a part's places."""
+    """out[trial, part, tap, c] = Σ_place x[trial, place at the tap, c] · g[trial, place, c] over a part's places."""
     K: tl.constexpr = G[4] * G[5]
     rows: tl.constexpr = _along(G, 0, R0)
     columns: tl.constexpr = _along(G, 1, R1)

@@ -1,8 +1,8 @@
-"""Which places of an image a convolution reads for which of those it makes, and how it is computed in blocks.
+"""The places that a convolution reads for each place that it makes, and how it is computed in blocks.
 
 A block of places that lie side by side is made at once, from the patch that all of them read: where a trial has few
-channels, that is fewer loads and a product large enough for tensor cores. The weights of a block say for every place of
-the patch and every place of the block which tap, if any, lies between them.
+channels, that takes fewer loads and gives a product large enough for tensor cores. The weights of a block say for every
+place of the patch and every place of the block which tap, if any, lies between them.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class Geometry:
 
     @classmethod
     def of(cls, size: Pair, taps: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Geometry:
-        """That of an ordinary convolution."""
+        """The geometry of an ordinary convolution."""
         five = zip(size, taps, stride, padding, dilation, strict=True)
         height, width = ((n + 2 * p - d * (t - 1) - 1) // s + 1 for n, t, s, p, d in five)
         return cls(size, (height, width), taps, stride, padding, dilation)
 
     def turned(self) -> Geometry:
-        """That of the input's gradient: from the places made back to those read."""
+        """The geometry of the input's gradient: from the places made back to the places read."""
         (t0, t1), (p0, p1), (d0, d1) = self.taps, self.padding, self.dilation
         padding = (d0 * (t0 - 1) - p0, d1 * (t1 - 1) - p1)
         return Geometry(self.made, self.size, self.taps, self.up, padding, self.dilation, self.stride)
 
     def numbers(self, examples: int, channels: int, made: int) -> int:
-        """How many a trial has, of those read, in channels by fours as shared images have them, or made."""
+        """The most numbers of a trial that are read, with channels by fours as in shared images, or made."""
         (h, w), (a, b) = self.size, self.made
         return examples * max(h * w * (channels + -channels % 4), a * b * made)
 
     def flat(self) -> list[int]:
-        """As numbers, for an operator of torch."""
+        """The geometry as a list of numbers, for an operator of torch."""
         return [n for pair in (self.size, self.made, self.taps, self.stride, self.padding, self.dilation, self.up)
                 for n in pair]  # fmt: skip
 
@@ -95,11 +95,11 @@ def axis(geometry: Geometry, which: int, block: int) -> Axis:
 
 def sides(geometry: Geometry, made: int, columns: int) -> tuple[int, int]:
     """The places of a block, down and across, whose outputs make about so many columns."""
-    if max(geometry.taps) == 1:  # neighbours have nothing in common
+    if max(geometry.taps) == 1:  # patches of neighbours do not overlap
         return geometry.up
     places = max(1, columns // (1 << (max(8, made) - 1).bit_length()))
     down = 1 << (places.bit_length() - 1) // 2
-    if geometry.up != (1, 1):  # those between two places that are read have patches of their own
+    if geometry.up != (1, 1):  # places between two places that are read have patches of their own
         down = geometry.up[0]
     return down, max(geometry.up[1], places // down)
 
@@ -120,7 +120,7 @@ def between(geometry: Geometry, rows: Axis, columns: Axis) -> torch.Tensor:
 
 
 def through(geometry: Geometry, rows: Axis, columns: Axis) -> torch.Tensor:
-    """[taps, places of the block]: which place of the patch a tap reads for a place of the block."""
+    """[taps, places of the block]: the place of the patch that a tap reads for a place of the block."""
     table = between(geometry, rows, columns)
     where = torch.zeros(geometry.taps[0] * geometry.taps[1] + 1, table.shape[1], dtype=torch.long)
     for place, row in enumerate(table.tolist()):

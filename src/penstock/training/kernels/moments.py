@@ -53,7 +53,7 @@ def _combine(
     parts, out, second, R, C: tl.constexpr, PARTS: tl.constexpr, PLACES: tl.constexpr,
     CP: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """out[0, trial] = the mean of each channel, and ``second`` further on its variance; a part has so many PLACES."""
+    """out[0, trial] = the mean of each channel, and its variance ``second`` numbers further; a part has PLACES."""
     trial = tl.program_id(0)
     c = tl.program_id(1) * CP + tl.arange(0, CP)
     parts += trial.to(tl.int64) * (PARTS * 2 * C)
@@ -91,16 +91,16 @@ def _total(parts, out, C: tl.constexpr, PARTS: tl.constexpr, CP: tl.constexpr, B
 
 
 def whole(y: torch.Tensor, elements: int, most: int = 2**30) -> dict[str, int]:
-    """What a kernel over a trial's [places, channels] is launched with: blocks of elements, at ``most`` so wide."""
+    """The launch options of a kernel over a trial's [places, channels]: blocks of elements, at ``most`` so wide."""
     channels = y.shape[-1]
     padded = min(most, triton.next_power_of_2(channels))
     return {"R": y[0].numel() // channels, "C": channels, "CP": padded, "BR": max(1, elements // padded)}
 
 
 def parts(y: torch.Tensor, blocks: Blocks) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """The grid of a kernel that sums a trial's places in parts, which fill the device, and what it is launched with.
+    """The grid and launch options of a kernel that sums a trial's places in parts, which fill the device.
 
-    A program has few channels: else there would be many parts of a few places each.
+    A program has few channels: otherwise there would be many parts of a few places each.
     """
     own = whole(y, blocks["ELEMENTS"], most=64)
     wide, rounds = triton.cdiv(own["C"], own["CP"]), triton.cdiv(own["R"], own["BR"])
@@ -110,7 +110,7 @@ def parts(y: torch.Tensor, blocks: Blocks) -> tuple[tuple[int, int, int], dict[s
 
 
 def _few(channels: int, count: int) -> dict[str, int]:
-    """What a kernel that adds parts is launched with: few channels of many parts at a time."""
+    """The launch options of a kernel that adds parts: few channels of many parts at a time."""
     CP = min(16, triton.next_power_of_2(channels))
     return {"C": channels, "PARTS": count, "CP": CP, "BP": min(2048 // CP, triton.next_power_of_2(count))}
 
@@ -124,7 +124,7 @@ def total(summed: torch.Tensor) -> torch.Tensor:
 
 
 def shape(kernel: str, y: torch.Tensor) -> tuple[str | int | torch.dtype, ...]:
-    """What the best blocks of a kernel depend on."""
+    """The numbers that the best blocks of a kernel depend on."""
     return kernel, y.dtype, y[0].numel(), y.shape[-1], about(len(y))
 
 

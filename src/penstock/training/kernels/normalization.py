@@ -1,10 +1,10 @@
 """BatchNorm of all trials at once, with the residual and the activation that follow it.
 
 Images lie as in ``convolution``; for a trial they are [places, channels] here. Forward: the moments of each channel,
-then one pass that scales, shifts, adds the residual and activates. Backward: one pass that sums what the moments'
-gradients need, and one that gives the gradient of the images. What an activation lets through is computed again from
-the images, or read off the result where there is a residual. One kernel for both passes of a way, whose programs wait
-for one another, is no faster: too little is in flight while they wait.
+then one pass that scales, shifts, adds the residual and activates. Backward: one pass for the sums of the
+moments' gradients, and one that gives the gradient of the images. Whether the activation lets a gradient through is
+computed again from the images, or read off the result where there is a residual. One kernel for both passes, whose
+programs wait for one another, is no faster: too little is in flight while they wait.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def _reduce(
     C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, RES: tl.constexpr, AGAIN: tl.constexpr,
     PARTS: tl.constexpr, EACH: tl.constexpr, BR: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """out[:, trial, part] = Σ g and Σ g · (y - mean), where g is what the activation lets through of d.
+    """out[:, trial, part] = Σ g and Σ g · (y - mean), where g is the part of d that the activation lets through.
 
-    RES: g is kept. AGAIN: what was made of y is.
+    RES: g is kept. AGAIN: the result of the forward is computed again, and kept.
     """
     trial, part = tl.program_id(1), tl.program_id(0)
     c = tl.program_id(2) * CP + tl.arange(0, CP)
@@ -102,7 +102,7 @@ def _spread(
     g, y, mean, scale, bias, bias_step, slope, level, out, R,
     C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """out = g · scale + (y - mean) · slope + level, of what the activation lets through of g."""
+    """out = g · scale + (y - mean) · slope + level, where the activation lets g through."""
     trial = tl.program_id(1)
     c = tl.arange(0, CP)
     r = tl.program_id(0) * BR + tl.arange(0, BR)
@@ -121,7 +121,7 @@ def _spread(
 
 
 def _in_rows(*values: torch.Tensor) -> Any:
-    """Numbers of a trial's channels as kernels read them: bias is a part of all of a trial's parameters."""
+    """Numbers of a trial's channels as kernels read them: a bias is a slice of the row of all parameters."""
     mean, scale, bias, *others = values
     bias = bias if bias.stride(1) == 1 else bias.contiguous()
     return mean.contiguous(), scale.contiguous(), bias, bias.stride(0), *(other.contiguous() for other in others)
@@ -177,9 +177,9 @@ def reduce(
     act: int,
     again: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[2, trials, channels]: Σ g and Σ g · (y - mean); and g where it was ``made`` with a residual.
+    """[2, trials, channels]: Σ g and Σ g · (y - mean); and g, where ``made`` is with a residual.
 
-    Without a residual, what was made may be asked for ``again`` instead.
+    Without a residual, the result of the forward may be asked for ``again`` instead.
     """
     if not runs(y, y[0].numel()):
         return reduce_twin(d, y, made, mean, scale, bias, act, again)
@@ -220,7 +220,7 @@ def spread(
     level: torch.Tensor,
     act: int,
 ) -> torch.Tensor:
-    """g · scale + (y - mean) · slope + level, of what the activation lets through of g."""
+    """g · scale + (y - mean) · slope + level, where the activation lets g through."""
     if not runs(y, y[0].numel()):
         return spread_twin(g, y, mean, scale, bias, slope, level, act)
     g, y, numbers = g.contiguous(), y.contiguous(), _in_rows(mean, scale, bias, slope, level)
@@ -267,7 +267,7 @@ class _BatchNorm(torch.autograd.Function):
 
 
 def measured(y: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Both moments, the mean, the reciprocal deviation, and what that and the weight scale images by."""
+    """Both moments, the mean, the reciprocal deviation, and the scale: that times the weight."""
     stats: torch.Tensor = moments(y)
     mean, variance = stats
     rstd = torch.rsqrt(variance + eps.unsqueeze(1))

@@ -1,4 +1,4 @@
-"""Where the kernels of convolutions find their numbers: patches of images, blocks of what is made, spread weights."""
+"""The addresses that the kernels of convolutions use: patches of images, blocks of outputs, spread weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from penstock.training.kernels.geometry import Geometry, axis, between, through
 
-OUTSIDE = tl.constexpr(1 << 20)  # rows down from any image, and twice that is still a number
+OUTSIDE = tl.constexpr(1 << 20)  # rows below any image; twice as many still fit into 32 bits
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def load_patches(
 ):  # fmt: skip
     """Columns ``k`` of the patches of blocks ``m``: zero outside the image.
 
-    What depends on a block or on a column alone is computed for those, and an element has two sums and two comparisons.
+    Terms of a block or a column alone are computed once each; an element costs two sums and two comparisons.
     """
     row = m // G1 % G0 * S0
     column = m % G1 * S1
@@ -32,7 +32,7 @@ def load_patches(
     to = (down * H1 + across) * C + k % C
     h = tl.where(m < M, row, OUTSIDE)[:, None] + tl.where(k < K, down, OUTSIDE)[None, :]
     v = column[:, None] + across[None, :]
-    inside = (h.to(tl.uint32) < H0) & (v.to(tl.uint32) < H1)  # where it is negative, it is too large
+    inside = (h.to(tl.uint32) < H0) & (v.to(tl.uint32) < H1)  # a negative number is too large as an unsigned one
     return tl.load(x + (at[:, None] + to[None, :]), mask=inside, other=0.0)
 
 
@@ -59,7 +59,7 @@ def places_made(
     m, n, M, N: tl.constexpr,
     O0: tl.constexpr, O1: tl.constexpr, G0: tl.constexpr, G1: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr,
 ):  # fmt: skip
-    """Where columns ``n`` of blocks ``m`` lie in what is made, and whether they are there."""
+    """Where columns ``n`` of blocks ``m`` lie in the output, and whether they exist."""
     row = m // G1 % G0 * B0
     column = m % G1 * B1
     down = n // (N * B1) % B0
@@ -81,7 +81,7 @@ def _spread(
 ):  # fmt: skip
     """out[trial, place of the patch, c, place of the block, n] = w[trial, the tap between them, c, n], or zero.
 
-    A program goes through all taps of some channels, which lie side by side in a parameter. DENSE: without a gap.
+    A program goes through all taps of some channels, which lie side by side in a parameter; DENSE: without gaps.
     """
     trial = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * BR + tl.arange(0, BR)
@@ -107,7 +107,7 @@ def _collect(
     parts, table, out, T: tl.constexpr, C: tl.constexpr, OWN: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     PLACES: tl.constexpr, PARTS: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """out[trial, n, c, tap] = Σ over parts and places of a block of what lies between a patch and them, c < OWN."""
+    """out[trial, n, c, tap] = the sum over parts, and over places of a block, of the entries at that tap, c < OWN."""
     trial = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -125,7 +125,7 @@ def _collect(
 
 @dataclass(frozen=True)
 class Cut:
-    """A convolution of some channels, cut into blocks: what its kernels are compiled for."""
+    """A convolution of some channels, cut into blocks; its kernels are compiled for these numbers."""
 
     constants: dict[str, int]
     blocks: int  # in an image
@@ -135,7 +135,7 @@ class Cut:
     through: torch.Tensor
 
     def tiles(self, rows: int) -> tuple[tuple[int, int], dict[str, int]]:
-        """The grid of a trial, and what kernels of weights are compiled for, with so many rows of outputs."""
+        """The grid of a trial and the constants of kernels of weights, with so many rows of outputs."""
         wide = min(32, triton.next_power_of_2(self.constants["N"]))
         own = {name: self.constants[name] for name in ("C", "N", "K")} | {"PLACES": self.places}
         own |= {"BR": 1024 // wide, "BN": wide}
@@ -159,7 +159,7 @@ def cut(geometry: Geometry, channels: int, made: int, down: int, across: int, de
 def spread(w: torch.Tensor, cut: Cut, dtype: torch.dtype, turned: bool) -> torch.Tensor:
     """A trial's weights for a patch and a block, [trials, places × channels, places × outputs].
 
-    ``turned``: they are those of the way there, whose outputs are the channels here.
+    ``turned``: the weights are those of the forward, whose outputs are the channels here.
     """
     trial, tap, c, n = w.transpose(2, 3).stride() if turned else w.stride()
     out = torch.empty(len(w), cut.constants["K"], cut.columns, device=w.device, dtype=dtype)
@@ -172,7 +172,7 @@ def spread(w: torch.Tensor, cut: Cut, dtype: torch.dtype, turned: bool) -> torch
 def collect(parts: torch.Tensor, cut: Cut, taps: int, channels: int) -> torch.Tensor:
     """The gradients of a trial's weights, [trials, taps, channels, outputs], from those of a patch and a block.
 
-    They lie as in the parameter, [trials, outputs, channels, taps].
+    The gradients lie as the parameter does, [trials, outputs, channels, taps].
     """
     out = torch.empty(len(parts), cut.constants["N"], channels, taps, device=parts.device, dtype=torch.float32)
     grid, own = cut.tiles(channels * taps)

@@ -1,7 +1,7 @@
-"""BatchNorm and the convolution that reads its result, which is not kept between the way there and the way back.
+"""BatchNorm and the convolution that reads its result, which is not kept between forward and backward.
 
-The images before the BatchNorm are kept anyway. On the way back they are read for the BatchNorm's sums; what the
-convolution read is written again by the same kernel: one pass over memory for a quarter of a ResNet's activations.
+The images before the BatchNorm are kept anyway. The backward reads them for the BatchNorm's sums, and the same kernel
+writes the convolution's input again: one pass over memory for a quarter of a ResNet's activations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.training.kernels.weighing import packed, weigh
 
 
 class _OfNormalized(torch.autograd.Function):
-    """Also gives the normalized images, for whoever else reads them: the convolution's kernel adds the gradients."""
+    """Also gives the normalized images, for other readers: the convolution's kernel adds up the gradients."""
 
     @staticmethod
     def forward(
@@ -58,6 +58,6 @@ def convolution_of_normalized(
     filters: torch.Tensor,
     geometry: Geometry,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``convolution`` of ``batch_norm``, differentiable: what is made, the normalized images, mean and variance."""
+    """``convolution`` of ``batch_norm``, differentiable: the output, the normalized images, mean and variance."""
     made: Any = _OfNormalized.apply(y, weight, bias, eps, act, packed(filters), geometry.flat())
     return made  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
-"""Which block sizes a kernel runs with: timed on the device, once for each shape, and remembered.
+"""The block sizes that a kernel runs with: timed on the device, once for each shape, and remembered.
 
 A kernel offers a few candidates, the likeliest first. Without a device, or while a CUDA graph is recorded, the first is
-taken. What was timed is kept in a file of the user's cache folder for the next process, by device and version; it is
-only a cache, and a line that is torn or unlike the others is passed over.
+taken. The times are kept in a file of the user's cache folder for the next process, by device and version. It is only
+a cache: a line that cannot be read is passed over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from penstock import __version__
 
-Blocks = dict[str, int]  # what a kernel is launched with: its block sizes, num_warps, num_stages
+Blocks = dict[str, int]  # the launch options of a kernel: its block sizes, num_warps, num_stages
 TIMED = 3
 QUEUED = 2_000_000  # cycles, about a millisecond
 
@@ -32,7 +32,7 @@ def interpreted() -> bool:
 
 
 def about(count: int) -> int:
-    """How many there are, to a power of two: one trial more or less asks for no other blocks, and compiles nothing."""
+    """A count, rounded to a power of two: one trial more or less asks for no other blocks, and compiles nothing."""
     return 1 << max(0, count.bit_length() - 1)
 
 
@@ -47,7 +47,7 @@ def tuned(
         return offered[0]
     name = f"{_here()}: {shape}"
     best = _kept().get(name, {})
-    if best not in offered:  # never timed, or before the candidates changed
+    if best not in offered:  # it was never timed, or timed before the candidates changed
         best = _fastest(offered, launch)
         _keep(name, best)
     _KNOWN[shape] = best
@@ -63,18 +63,18 @@ def _fastest(offered: Sequence[Blocks], launch: Callable[[Blocks], object]) -> B
         with torch.cuda.device(device), torch.no_grad():
             try:
                 launch(blocks)
-            except OutOfResources:  # the device has not the registers or the shared memory
+            except OutOfResources:  # the device has too few registers or too little shared memory
                 return False
         return True
 
-    with ThreadPoolExecutor() as pool:  # a second each, most of it outside of Python's lock
+    with ThreadPoolExecutor() as pool:  # compiling takes a second each, mostly outside of Python's lock
         able = [blocks for blocks, can in zip(offered, pool.map(compiled, offered), strict=True) if can]
     torch.cuda.synchronize()
     return min(able or offered, key=lambda blocks: _seconds(launch, blocks))
 
 
 def _seconds(launch: Callable[[Blocks], object], blocks: Blocks) -> float:
-    """The least time on the device, launched while it still has something to do: a captured step pays no launching."""
+    """The least time on the device. Launches are queued behind other work: a captured step pays no launching."""
     times = []
     for _ in range(TIMED):
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -87,7 +87,7 @@ def _seconds(launch: Callable[[Blocks], object], blocks: Blocks) -> float:
     return float(min(times))
 
 
-# What is kept
+# The file
 
 
 def _file() -> Path:
@@ -96,7 +96,7 @@ def _file() -> Path:
 
 @cache
 def _here() -> str:
-    """All that a kernel's time depends on besides its shape."""
+    """Everything that a kernel's time depends on, besides its shape."""
     import triton
 
     return f"{torch.cuda.get_device_name()}, triton {triton.__version__}, penstock {__version__}"
@@ -104,7 +104,7 @@ def _here() -> str:
 
 @cache
 def _kept() -> dict[str, Blocks]:
-    """What earlier processes have timed; of two lines for one shape the last counts."""
+    """The choices of earlier processes; of two lines for one shape the last counts."""
     kept: dict[str, Blocks] = {}
     with suppress(OSError, RuntimeError):
         for line in _file().read_bytes().splitlines():
@@ -115,8 +115,8 @@ def _kept() -> dict[str, Blocks]:
 
 
 def _keep(name: str, blocks: Blocks) -> None:
-    """One write, which is whole or not at all among those of other processes."""
-    with suppress(OSError, RuntimeError):  # a home that cannot be found or written costs nothing but timing again
+    """Append a line in one write, which other processes see whole or not at all."""
+    with suppress(OSError, RuntimeError):  # without a home folder to write to, kernels are timed again
         _file().parent.mkdir(parents=True, exist_ok=True)
         with _file().open("ab", buffering=0) as file:
             file.write(json.dumps([name, blocks]).encode() + b"\n")

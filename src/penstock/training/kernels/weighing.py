@@ -1,6 +1,6 @@
 """The gradient of the weights of all trials' convolutions: the product of patches and the output's gradient.
 
-It is summed in parts, which are then added in a fixed order: equal inputs give equal bits.
+The gradient is summed in parts, which are then added in a fixed order: equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def weigh_by(x: torch.Tensor, g: torch.Tensor, geometry: Geometry, channels: int
 def candidates(geometry: Geometry, channels: int, made: int, trials: int, split: bool) -> list[Blocks]:
     """Blocks of 32 to 256 columns, cut into enough parts to fill a device."""
     sizes = [(64, 64, 64, 4, 3), (64, 64, 128, 8, 3), (64, 32, 256, 8, 3), (64, 64, 256, 4, 1)]
-    if split:  # nothing is copied ahead: more programs at a time are worth more
+    if split:  # nothing is copied ahead, so more programs at a time pay more
         sizes = [(64, 64, 128, 8, 1), (64, 32, 128, 4, 1), (64, 64, 64, 4, 1), (32, 32, 128, 8, 1)]
     elif min(channels, made) >= MANY:
         sizes += [(128, 64, 128, 4, 3), (256, 32, 128, 8, 4)]
@@ -81,7 +81,7 @@ def candidates(geometry: Geometry, channels: int, made: int, trials: int, split:
         patch = channels * axis(geometry, 0, down).taps * axis(geometry, 1, across).taps
         columns = triton.next_power_of_2(max(8, made) * down * across)
         BN, BK = min(max(width, 128), columns), min(BK, max(16, triton.next_power_of_2(patch)))
-        if 4096 * warps < BK * BN:  # more than the registers hold
+        if 4096 * warps < BK * BN:  # the registers do not hold so many
             continue
         programs = about(trials) * triton.cdiv(patch, BK) * triton.cdiv(columns, BN)
         parts = max(1 if programs >= 1024 else 2, (1024 if split else 256) // programs)
@@ -94,7 +94,7 @@ def candidates(geometry: Geometry, channels: int, made: int, trials: int, split:
 
 @torch.library.custom_op("penstock::weigh", mutates_args=(), schema="(Tensor x, Tensor g, int[] geometry) -> Tensor")
 def weigh(x: torch.Tensor, g: torch.Tensor, geometry: list[int]) -> torch.Tensor:
-    """The gradient of the weights, [trials, taps, channels, outputs], in float32, which lies as the parameter does."""
+    """The gradient of the weights, [trials, taps, channels, outputs], in float32; it lies as the parameter does."""
     where = Geometry.from_flat(geometry)
     if not runs(x, where.numbers(x.shape[1], x.shape[-1], g.shape[-1])):
         return weigh_twin(x, g, geometry)
@@ -121,7 +121,7 @@ def weigh_twin(x: torch.Tensor, g: torch.Tensor, geometry: list[int]) -> torch.T
 
 
 class _Convolution(torch.autograd.Function):
-    """Also gives its images back: who reads them there leaves the sum of the two gradients to the kernel."""
+    """Also gives its images back: if other operators read those, the kernel sums both gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, geometry: list[int]) -> Any:
@@ -146,12 +146,12 @@ class _Convolution(torch.autograd.Function):
 def convolution(x: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor]:
     """[trials or 1, examples, height, width, channels] with [trials, outputs, channels, taps, taps], differentiable.
 
-    Gives what is made, and the images again, to be read instead of ``x``.
+    Gives the output, and the images again, to be read instead of ``x``.
     """
     made: Any = _Convolution.apply(x, packed(weight), geometry.flat())
     return made  # type: ignore[no-any-return]
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """[trials, outputs, channels, taps, taps] as the kernels read them."""
+    """Weights [trials, outputs, channels, taps, taps] in the order that the kernels read."""
     return weight.permute(0, 3, 4, 2, 1).flatten(1, 2)

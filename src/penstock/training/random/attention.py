@@ -42,7 +42,7 @@ def attention(
             scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
         else:
             scores = scores + attn_mask
-        blank = (scores == -math.inf).all(-1, keepdim=True)  # a row that may look at nothing gives 0, as torch's does
+        blank = (scores == -math.inf).all(-1, keepdim=True)  # a query that may look at no key gives 0, as in torch
         weights = torch.softmax(scores.masked_fill(blank, 0.0), -1).masked_fill(blank, 0.0)
     return dropout(weights, dropout_p, keys) @ value
 
@@ -76,7 +76,7 @@ def multi_head_attention(
     *,
     keys: StepKeys,
 ) -> tuple[Tensor, Tensor | None]:
-    """``F.multi_head_attention_forward`` in plain operations, with keyed dropout; one call where it is training."""
+    """``F.multi_head_attention_forward`` in plain operations, with keyed dropout; in training it counts as one call."""
     batched = query.dim() == 3
     if not batched:
         alone = query is key and key is value

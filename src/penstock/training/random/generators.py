@@ -53,7 +53,7 @@ def position() -> tuple[object, ...]:
 def random_state(*, with_torch: bool) -> dict[str, Any]:
     """The states of Python's and numpy's generators, as tensors and numbers that a checkpoint can hold.
 
-    Torch's too for a function; in a task's training they are set anew at every step.
+    A function's state has torch's too; in a task's training those are set anew at every step.
     """
     import numpy
     import torch
@@ -78,7 +78,7 @@ def random_state(*, with_torch: bool) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Bring back what ``random_state`` gave."""
+    """Bring back the states that ``random_state`` gave."""
     import numpy
     import torch
 

@@ -1,6 +1,6 @@
 """Torch's random functions, keyed: inside ``Keyed`` dropout draws by (trial seed, step, call), solo and fused alike.
 
-What draws otherwise is noted, so that its trials are not fused.
+A function that draws otherwise is noted, so that trials that call it are not fused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from penstock.training.random.attention import attention, multi_head_attention
 from penstock.training.random.masks import SoloKeys, StepKeys, alpha_dropout, dropout, may_drop
 
-CALLS = 1_000_003  # that a batch of the validation may make before they are those of the next
+CALLS = 1_000_003  # the most random calls of a validation batch: the next one counts from there
 
 
 class Keyed(TorchFunctionMode):
@@ -34,9 +34,9 @@ class Keyed(TorchFunctionMode):
         super().__init__()
         self.keys = keys
         self.used = False  # a function that may draw by key was called, whatever its rate
-        self.recomputed = False  # one was called in the backward: activation checkpointing
+        self.recomputed = False  # such a function was called in the backward: activation checkpointing
         self.unkeyed: list[str] = []  # functions that drew from torch's generators
-        self.handled = False  # torch was asked for one of them, not a module that knows the mode
+        self.handled = False  # torch was asked for such a function, not a module that knows the mode
         self.in_backward = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -47,8 +47,12 @@ class Keyed(TorchFunctionMode):
             self.handled = True
         return handle(self, func, *args, **(kwargs or {}))
 
+    def draw_by(self, keys: StepKeys) -> None:
+        """Draw by other keys from now on."""
+        self.keys = keys
+
     def takes(self, x: Tensor, name: str) -> bool:
-        """Whether a call can be keyed: a lone trial's cannot inside a vmap or a compiled function of its own."""
+        """Whether a call can be keyed; that of a lone trial cannot, inside a vmap or compiled function of the user."""
         self.used = True
         self.recomputed |= self.in_backward
         if isinstance(self.keys, SoloKeys) or not isinstance(self.keys.lo, Tensor):
@@ -80,10 +84,10 @@ class Keyed(TorchFunctionMode):
 
 
 class Solo(Keyed):
-    """The mode of one trial that trains alone; what a first forward calls decides what later ones need.
+    """The mode of one trial that trains alone; the calls of its first forward decide whether later ones need it.
 
-    A mode costs a small model a tenth of its step. Where all that is random is in plain ``nn.Dropout`` modules, these
-    draw by key themselves, while the forward runs, and the mode is off.
+    A mode costs a small model a tenth of its step. Where only plain ``nn.Dropout`` modules draw, they draw by
+    key themselves, while the forward runs, and the mode is off.
     """
 
     def __init__(self, model: nn.Module, generators: Sequence[torch.Generator]) -> None:
@@ -102,8 +106,8 @@ class Solo(Keyed):
         return self
 
     def batch(self, number: int) -> Solo:
-        """The same for one of the batches that are measured in a step, whoever has those before it."""
-        self.keys.calls = number * CALLS
+        """The same for one of the validation batches of a step, wherever the batches before it are measured."""
+        self.keys.count_from(number * CALLS)
         for generator in self.generators:
             generator.manual_seed(self.keys.start + self.keys.calls)
         return self
@@ -132,7 +136,7 @@ class Solo(Keyed):
 
 
 class _Forward:
-    """What a plain ``nn.Dropout`` calls in place of its class's forward."""
+    """The forward of a plain ``nn.Dropout``, in place of its class's."""
 
     def __init__(self, mode: Keyed, module: nn.Dropout) -> None:
         self.mode, self.module = mode, module
@@ -144,11 +148,12 @@ class _Forward:
         return out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return partial(nn.Dropout.forward, deepcopy(self.module, memo))  # a copy of the model is a plain one
+        return partial(nn.Dropout.forward, deepcopy(self.module, memo))  # a copy of the model has plain modules
 
 
 def _must_stay(module: nn.Module) -> bool:
-    # Beside what may draw later: what is computed or compiled otherwise under a mode, so that all steps have one way.
+    # Modules that may draw later, and modules that torch computes or compiles otherwise under a mode: all steps must be
+    # computed in one way.
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return type(module) is not nn.Dropout
     if isinstance(module, nn.RNNBase):
@@ -176,10 +181,10 @@ def _functional(
     apply: Any, batched: int | None, mode: Keyed, func: Any, input: Any, p: Any = 0.5, training: bool | None = None,
     inplace: bool = False,
 ) -> Any:  # fmt: skip
-    if training is None:  # a compiler hands over the call as it was written
+    if training is None:  # a compiler passes the call on as it was written
         training = func is not F.alpha_dropout and func is not F.feature_alpha_dropout
     if not training and hasattr(p, "value"):
-        return input  # torch would look at a rate that differs from trial to trial
+        return input  # torch would read the rate, which may differ from trial to trial
     if not training or not mode.takes(input, func.__name__):
         return func(input, p, training, inplace)
     _check(p)

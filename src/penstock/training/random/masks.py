@@ -35,10 +35,12 @@ def base(shape: Sequence[int], device: torch.device) -> Tensor:
         made = _hash(1 << max(16, (count - 1).bit_length()), device)
         capturing = made.is_cuda and torch.cuda.is_current_stream_capturing()
         if type(made) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(made) or capturing:
-            return made[:count].view(tuple(shape))  # it does not outlive the transform or the graph it was made in
+            return made[:count].view(
+                tuple(shape)
+            )  # a tensor cannot outlive the transform or the graph that it was made in
         if made.is_cuda:
             torch.cuda.current_stream(device).synchronize()  # other streams read it too
-        kept.append(made)  # a smaller one stays: a captured graph may read it, and together they are twice the largest
+        kept.append(made)  # smaller ones stay, as captured graphs may read them; all are twice the largest
     if len(_views) >= _VIEWS_KEPT:
         _views.clear()
     return _views.setdefault((tuple(shape), device), kept[-1][:count].view(tuple(shape)))
@@ -57,7 +59,7 @@ def keep(base: Tensor, lo: int | Tensor, hi: int | Tensor, call: int, p: float |
 
     ``lo`` and ``hi`` are int32: Python's, or tensors that broadcast against ``base``. A tensor ``p`` has the bits of a
     Python one where it is float64. With base b, t = b·k1 + k0 is odd, and t + t² a permutation of the odd numbers onto
-    the even ones whose high bits depend on all of t (RC6 mixes so). As it is never 2**31 - 1, p=1 drops all.
+    the even ones whose high bits depend on all of t (RC6 mixes so). As the sum is never 2**31 - 1, p=1 drops all.
     """
     k0: Any = (lo ^ _int32(call * 0x9E3779B9)) | 1
     k1: Any = (hi ^ _int32(call * 0x85EBCA6B)) | 1
@@ -91,7 +93,7 @@ def rate(p: Any) -> Any:
 
 
 class StepKeys:
-    """What the draws of the current step are keyed by, and the count of calls so far.
+    """The keys of the draws of the current step, and the count of calls so far.
 
     Every call of a function that may draw counts, at rate 0 too: trials of one bundle differ in their rates.
     """
@@ -99,13 +101,17 @@ class StepKeys:
     def __init__(self, lo: int | Tensor, hi: int | Tensor) -> None:
         self.lo, self.hi, self.calls = lo, hi, 0
 
+    def count_from(self, calls: int) -> None:
+        """Count the next calls from an index on."""
+        self.calls = calls
+
     def next(self) -> int:
         """The index of the next call."""
         self.calls += 1
         return self.calls - 1
 
     def mask(self, shape: Sequence[int], device: torch.device, p: Any) -> Tensor:
-        """What the next call keeps of a tensor of this shape."""
+        """The elements that the next call keeps of a tensor of this shape."""
         return keep(base(shape, device), self.lo, self.hi, self.next(), rate(p))
 
 
@@ -113,7 +119,7 @@ class SoloKeys(StepKeys):
     """One trial's keys. They count calls in the seed of torch's generator, from the step's key on.
 
     Activation checkpointing runs a part of the forward again in the backward and brings that generator back for it:
-    so it brings back the count too. Where someone else has seeded the generator, the count is kept here alone.
+    so it brings back the count too. Where other code has seeded the generator, the count is kept here alone.
     """
 
     def __init__(self, seed: int, step: int) -> None:
@@ -146,7 +152,9 @@ def dropout(
     if inplace:
         return x.mul_(mask).mul_(scale)
     if x.device.type == "cpu" and x.dtype == wide:
-        return x * mask.to(wide).mul_(scale)  # the same bits, sooner; the backward holds four bytes and not one
+        return x * mask.to(wide).mul_(
+            scale
+        )  # the same bits, but faster, though the backward holds four bytes and not one
     out = x * mask * scale
     return out
 
@@ -191,4 +199,4 @@ def _kept(p: Any) -> Any:
 
 
 def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)  # what torch multiplies a half tensor by a number in
+    return torch.promote_types(x.dtype, torch.float32)  # torch multiplies a half tensor by a number in this type

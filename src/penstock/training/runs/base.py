@@ -1,7 +1,7 @@
-"""What a worker does with a bundle until nobody is left in it, and how it tells what happens.
+"""A run: a bundle on its worker, until no trial is left in it.
 
-A run is a generator of events, with None at every step boundary; its bundle is declared anew between two of them. One
-trial alone is in ``solo_run``, several fused in ``fused_run``, one on several workers in ``gang_run``.
+A run is a generator of events, with None at every step boundary. Its bundle may be declared anew between two of them.
+``solo.py`` trains one trial alone, ``fused.py`` several as one model, and ``gang.py`` one on several workers.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class Run(ABC):
 
     @abstractmethod
     def declare(self, bundle: Bundle) -> bool:
-        """Change at the next boundary to what the bundle should hold; False where it is another bundle.
+        """Let other trials be in the bundle, from the next boundary on; False where it is another bundle.
 
-        Everyone leaves this one then.
+        Every trial of this bundle leaves then.
         """
 
     @abstractmethod
     def events(self) -> Events:
-        """Train until nobody is left."""
+        """Train until no trial is left."""
 
     @property
     @abstractmethod
     def over(self) -> bool:
-        """Whether nobody is left."""
+        """Whether no trial is left."""
 
 
 class OneTrial(Run):
@@ -66,17 +66,17 @@ class OneTrial(Run):
 
 
 def same(one: Placement, other: Placement) -> bool:
-    """Whether two placements are one, granted more or less."""
+    """Whether two placements are of one trial and attempt; their budgets may differ."""
     return key(one) == key(other)
 
 
 def key(placement: Placement) -> tuple[int, int]:
-    """What tells a placement from others."""
+    """The trial and attempt, which tell a placement from others."""
     return placement.trial, placement.attempt
 
 
 def failed(placement: Placement, error: Exception) -> Failed:
-    """What is told of a trial that an error ended."""
+    """The event of a trial that an error ended."""
     said, unwritten = explain(error), isinstance(error, StudyError)
     return Failed(placement.trial, placement.attempt, said, died=out_of_memory(error), unwritten=unwritten)
 

@@ -1,4 +1,4 @@
-"""What each worker of a distributed bundle does with it. The first one decides and tells; the others follow it."""
+"""One trial on several workers: the run of each worker. The first worker decides and tells; the others follow it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.bundle import Bundle, Finished, Gathering, Measured, Parted, Saved
 from penstock.speed.curve import doublings
 from penstock.task import cannot_share, shards
 from penstock.training.runs.base import SAVING, Events, OneTrial, explain, failed, out_of_memory
-from penstock.trial import Report, StateRef, Usage
+from penstock.trial import Report, StateRef
 
 if TYPE_CHECKING:
     from penstock.training.spread.data_parallel import Distributed
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
     from penstock.training.worker import Worker
 
 TALK = 0.1  # seconds after which the first worker says again whether to go on
-WARM, TIMED, ROUNDS = 2, 4, 2  # steps on each number of devices before they are timed, timed ones, and how often
+WARM, TIMED, ROUNDS = 2, 4, 2  # on each number of devices: steps before timed ones, timed steps, and rounds
 FREE = 1e-9
 
 
 class GangRun(OneTrial):
-    """One trial, on several workers, of which this is one; once they have met, only the first leaves when told to."""
+    """One trial on several workers. Once they have met, only the first heeds an order to leave."""
 
     def __init__(self, worker: Worker, bundle: Bundle) -> None:
         super().__init__(worker, bundle)
         self.first = bundle.rank == 0
-        self.sharded = shards(worker.job.task) > 1  # it has no other way
+        self.sharded = shards(worker.job.task) > 1  # no single device holds the model
         self._state: StateRef | None = self.placement.state
-        self._parts = 0  # in which a batch is taken, once it trains
-        self._quiet = 0  # steps until the first says again whether to go on
-        self._began, self._first_step = time.perf_counter(), 0  # of what the next report tells the usage of
+        self._parts = 0  # how many parts a batch is taken in, once the trial trains
+        self._quiet = 0  # steps until the first worker says again whether to go on
+        self._began = time.perf_counter()  # of the time that the next report counts
+        self._entry = worker.account.open(0)
 
     def events(self) -> Events:
         from penstock.training.spread.gang import Gang
@@ -50,10 +51,10 @@ class GangRun(OneTrial):
             else:
                 gang = Gang.join(bundle.meeting, bundle.rank, count, worker.torch_device)
             run = worker.begin_spread(self.placement)
-            self._first_step = run.step
+            self._entry = worker.account.open(run.step)
             for _ in gang.waits():
                 yield None
-                if self.leaving:  # it is to be elsewhere, and so may one that it waits for
+                if self.leaving:  # the trial is to be elsewhere, and so may be the worker that this one waits for
                     yield from self._end()
                     return
             gang.connect(worker.host)
@@ -63,7 +64,7 @@ class GangRun(OneTrial):
                 said += self._failed(error if gang is None else gang.behind(error), run)
             elif gang is not None:
                 gang.blame(error, explain(error))
-        finally:  # the error is not held any more, nor what it happened to
+        finally:  # nothing holds the error any more, nor the tensors that it held
             if run is not None:
                 run.leave()
             if gang is not None:
@@ -73,11 +74,11 @@ class GangRun(OneTrial):
         yield from said[-1:]
 
     def _train(self, gang: Gang, run: Distributed) -> Events:
-        """Train to the end, on all devices; or first on 1, 2, 4, … of them, to see what each number gives."""
+        """Train to the end, on all devices; or first on 1, 2, 4, … of them, to time each number."""
         from penstock.training.spread.gang import Unspreadable
 
         signature, known = self.bundle.signature, self.worker.spreadable
-        # Of those in shares, nobody knows what they are like; and a short batch tells less of its parts than others.
+        # A model in shares is compared each time, and so is a short batch, which tells less of its parts than others.
         known_here = signature in known and not self.sharded and run.full
         checked, self._parts = gang.hear(known_here, self.worker.parts.get(signature, 1))
         if not checked:
@@ -94,14 +95,14 @@ class GangRun(OneTrial):
         yield from self._steps(run, None)
 
     def _measure(self, gang: Gang, run: Distributed) -> Events:
-        """Train a few steps on 1, 2, 4, … of the devices, and once more, as others may use them too; then join all."""
+        """Train a few steps on 1, 2, 4, … of the devices, twice, as other programs may use them too; then join all."""
         counts = doublings(gang.count)
         parts = {count: gang.first(count) for count in counts}
         seconds: dict[int, list[float]] = {count: [] for count in counts}
         for turn, count in enumerate(counts * ROUNDS):
             part = parts[count]
             if part is None:
-                continue  # its turn comes
+                continue  # this worker is not among these
             if turn > 0:
                 run.take_over(part)
             run.join(part)
@@ -119,7 +120,7 @@ class GangRun(OneTrial):
         saved = stepped = time.perf_counter()
         steps = run.steps()
         self._quiet, taken = 0, list[float]()
-        run.timed = taken if timed is not None else None
+        run.time_steps(taken if timed is not None else None)
         try:
             for metrics in steps:
                 now = time.perf_counter()
@@ -134,10 +135,11 @@ class GangRun(OneTrial):
                     saved = self._save(run)
                 if metrics is not None and self.first:
                     state = self._state if ends or due or leaves else None
-                    seconds = (now - self._began) * len(self.bundle.devices)  # it holds them all, whatever it measures
-                    usage = Usage(seconds, run.step - self._first_step, worker.peak_bytes())
+                    seconds = (now - self._began) * len(self.bundle.devices)  # all are held, however few are measured
+                    worker.account.charge([self._entry], seconds)
+                    usage = worker.account.usage(self._entry, run.step, worker.account.peak_bytes())
                     yield Report(trial, run.unit, metrics, attempt, state, usage)
-                    self._began, self._first_step = now, run.step
+                    self._began = now
                 elif due and not leaves and self.first and self._state is not None:
                     yield Saved(trial, attempt, self._state)
                 if ends or leaves:
@@ -149,7 +151,7 @@ class GangRun(OneTrial):
                     return
                 stepped = time.perf_counter()
         finally:
-            run.timed = None
+            run.time_steps(None)
             steps.close()
 
     def _end(self, *, finished: bool = False) -> Events:
@@ -160,11 +162,11 @@ class GangRun(OneTrial):
             yield Stopped(self.placement.trial, self.placement.attempt, self._state)
 
     def _failed(self, error: Exception, run: Distributed | None) -> Iterator[WorkerEvent]:
-        """What became of the trial: its own error on whichever worker, a worker's death, or that it stays on one.
+        """Tell the trial's end: by its own error on any worker, by a worker's death, or as it cannot be spread.
 
-        Where memory ran out on one of them, they come together again from the last state, and take smaller parts.
+        Where memory ran out on a worker, all come together again from the last state, and take smaller parts.
         """
-        from penstock.training.spread.gang import Apart, Torn, Unspreadable
+        from penstock.training.spread.gang import Apart, Gone, Unspreadable
 
         trial, attempt = self.placement.trial, self.placement.attempt
         smaller = run is not None and self._parts > 0 and not self.sharded and out_of_memory(error)
@@ -179,7 +181,7 @@ class GangRun(OneTrial):
         if smaller or (isinstance(error, Apart | Unspreadable) and not self.sharded):
             yield Stopped(trial, attempt, self._state)
         else:
-            died = out_of_memory(error) or isinstance(error, Torn | Apart)
+            died = out_of_memory(error) or isinstance(error, Gone | Apart)
             yield replace(failed(self.placement, error), died=died)
 
     def _save(self, run: Distributed) -> float:

@@ -1,7 +1,7 @@
-"""BatchNorm over a batch that several workers have parts of: the sums are theirs together.
+"""BatchNorm over a batch of which several workers have parts: its sums are over all parts.
 
-``torch.nn.SyncBatchNorm`` refuses modules on a CPU. Here it is plain sums on any device: the mean first and then the
-squares around it, as one device would.
+``torch.nn.SyncBatchNorm`` refuses modules on a CPU. Here the sums are plain ones, on any device: the mean
+first and then the squares around it, as on one device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class Together(Protocol):
-    """Who has the other parts, and whether this part counts."""
+    """The workers that have the other parts, and whether this part counts."""
 
     present: bool
 

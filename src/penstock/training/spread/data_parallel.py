@@ -1,8 +1,9 @@
 """A trial on several devices: data-parallel, and with the batches that one device would have seen.
 
-The global batch stays what it is, whatever the devices (RubberBand §3): each worker has its rows of every batch, and
-its loss counts by how many they are. So parameters, BatchNorm's statistics, dropout's masks and metrics are those of
-one device, to rounding. What makes that untrue (a loss that is no mean over samples) is found by comparing one batch.
+The global batch stays the same, however many devices there are (RubberBand §3): each worker has its rows of every
+batch, and its loss counts by their number. So parameters, BatchNorm's statistics, dropout's masks and metrics are those
+of one device, to rounding. A task for which that is untrue (its loss is no mean over samples) is found by comparing a
+few batches.
 """
 
 from __future__ import annotations
@@ -26,27 +27,28 @@ from penstock.training.loop import Training
 from penstock.training.random.keyed import Solo
 from penstock.training.runs.base import out_of_memory
 from penstock.training.spread.batchnorm import synchronize, unsynchronized
-from penstock.training.spread.gang import Gang, Unspreadable, torn
+from penstock.training.spread.gang import Gang, Unspreadable, gone
 from penstock.training.spread.parts import InParts, Part
 
-CHECKED = 4  # batches that are taken whole and in parts: in one alone, parts may happen to be alike
+CHECKED = 4  # batches that are compared whole and in parts: the parts of a single one may happen to be alike
 
-# Buffers are the same on all workers without torch's help. What the setting is called depends on torch's version.
+# Buffers are the same on all workers without torch's help. The setting's name depends on torch's version.
 _BUFFERS = next(
     n for n in ("forward_sync_buffers", "broadcast_buffers") if n in signature(DistributedDataParallel).parameters
 )
 
 
 class Distributed(Training):
-    """A trial in training on the devices of a gang. Each worker has one; they take every step together."""
+    """A trial in training on the devices of a gang. Each worker has such an object; all take every step together."""
 
     gang: Gang
     seat: tuple[int, int] = (0, 1)  # which part of a batch this worker has, and of how many
-    timed: list[float] | None = None  # the seconds of each step, where they are wanted
     together: DistributedDataParallel | None = None
+    _timed: list[float] | None = None  # where the seconds of each step are noted, if they are wanted
+    _trained: list[tuple[str, nn.Parameter]]
 
     def join(self, gang: Gang) -> None:
-        """Train with these from the next step on; all are at the same state."""
+        """Train with a gang from the next step on; all its workers are at the same state."""
         self.gang, self.seat = gang, (gang.rank, gang.count)
         spread = gang.count > 1
         synchronize(self.model, gang if spread else None)
@@ -60,7 +62,7 @@ class Distributed(Training):
                 settings: dict[str, Any] = {"process_group": gang.group, _BUFFERS: False}
                 self.together = DistributedDataParallel(_Loss(self), **settings)
             except RuntimeError as error:
-                if torn(error):
+                if gone(error):
                     raise
                 raise Unspreadable(f"torch cannot wrap the model: {error}") from error
 
@@ -69,7 +71,7 @@ class Distributed(Training):
         return InParts(self.model, self.randomness.generators, self.part)
 
     def leave(self) -> None:
-        """Hold nobody's connection any more."""
+        """Let go of every connection to other workers."""
         self.together = None
         synchronize(self.model, None)
 
@@ -85,7 +87,7 @@ class Distributed(Training):
         return self._rows() == self.batch_size
 
     def part(self) -> Part:
-        """This worker's part of the batch that is next, or the part of it that it takes now."""
+        """This worker's part of the next batch, or the smaller part that it takes now."""
         return self._ours() if self.parts == 1 else self._taken
 
     def _ours(self) -> Part:
@@ -94,7 +96,7 @@ class Distributed(Training):
     def divide(self, parts: int) -> str:
         """As on one device: of so many parts of a batch each worker takes its own, one after another.
 
-        What parts are together was compared before.
+        Parts were compared with whole batches before.
         """
         if reason := self._indivisible(parts):
             return reason
@@ -102,7 +104,7 @@ class Distributed(Training):
         return ""
 
     def _accumulate(self, batch: Any) -> Tensor:
-        """All take as many parts, as BatchNorm exchanges its sums in each; gradients are exchanged in the last."""
+        """Every worker takes as many parts, as BatchNorm exchanges sums in each; the last exchanges gradients."""
         ours, total = self._ours(), torch.zeros((), device=self.device)
         many = min(-(-one // self.gang.count) for one in (self.parts, ours.whole))
         for rank in range(many):
@@ -124,12 +126,16 @@ class Distributed(Training):
         return self.data.train.batches(self.epoch, self.place, self.batch_size, rows)
 
     def train_step(self, batch: Any) -> None:
-        if self.timed is None:
+        if self._timed is None:
             super().train_step(batch)
             return
         began = self._now()
         super().train_step(batch)
-        self.timed.append(self._now() - began)
+        self._timed.append(self._now() - began)
+
+    def time_steps(self, seconds: list[float] | None) -> None:
+        """Note the seconds of every step in a list from now on, or no more."""
+        self._timed = seconds
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -140,9 +146,9 @@ class Distributed(Training):
         loss = super().backward(batch)
         if self.together is None:
             return loss
-        if unused := [name for name, one in self._trained if one.grad is None]:  # nor were others exchanged
+        if unused := [name for name, one in self._trained if one.grad is None]:  # torch has exchanged no gradient then
             raise Unspreadable(f"the loss does not always use these parameters: {', '.join(unused)}")
-        if self.closure:  # its optimizer looks at the loss
+        if self.closure:  # the optimizer looks at the loss
             loss = self.gang.sum(loss.detach() / self.gang.count)
         return loss
 
@@ -150,7 +156,7 @@ class Distributed(Training):
         if self.together is None:
             return super()._loss(batch)
         part = self.part()
-        self.gang.present = part.present
+        self.gang.count_part(part.present)
         loss: Tensor = self.together(batch)
         return loss * (part.weight * self.gang.count)  # torch divides the sum of gradients by the count
 
@@ -182,13 +188,14 @@ class Distributed(Training):
         return {name: value / lengths[name] for name, value in sums.items()}
 
     def told_state(self) -> State | None:
-        """The state, for the first worker; all are asked at once."""
+        """The state, for the first worker, and None for others; all are asked at once."""
         return self.state() if self.gang.rank == 0 else None
 
     def check(self, gang: Gang, parts: int = 1) -> None:
-        """Join, if batches in parts are what they are whole: their losses, gradients and what they leave in buffers.
+        """Join a gang, if batches in parts give the same as whole ones: losses, gradients and buffers.
 
-        The first worker takes them whole, and smaller ones where memory holds one of ``parts``. Nothing of it stays.
+        The first worker takes whole batches; where memory only holds one of ``parts``, batches of that size. The
+        comparison leaves no trace.
         """
         size, self.batch_size = self.batch_size, -(-self.batch_size // parts)
         try:
@@ -200,7 +207,7 @@ class Distributed(Training):
         before, place = {name: one.clone() for name, one in self.model.named_buffers()}, self.place
         places = range(0, self.data.train.length, self.batch_size)[:CHECKED]
         self.place = 0  # where batches are full
-        whole, unused = list[Step](), list[str]()
+        whole, unused = list[Outcome](), list[str]()
         if gang.rank == 0:
             batches = self.data.train.batches(self.epoch, 0, self.batch_size)
             whole = [self.attempt(batch, before) for batch, _ in zip(batches, places, strict=False)]
@@ -213,7 +220,7 @@ class Distributed(Training):
             try:
                 parts = self.attempt(next(batches), before)
             except Exception as error:
-                if torn(error) or out_of_memory(error):
+                if gone(error) or out_of_memory(error):
                     raise
                 raise Unspreadable(f"a part of a batch fails: {type(error).__name__}: {error}") from error
             gang.sum(parts.loss.div_(gang.count))
@@ -222,8 +229,8 @@ class Distributed(Training):
         if reason := gang.hand_on(reason):
             raise Unspreadable(reason)
 
-    def attempt(self, batch: Any, before: dict[str, Tensor]) -> Step:
-        """What a batch gives; the model's buffers are as before then."""
+    def attempt(self, batch: Any, before: dict[str, Tensor]) -> Outcome:
+        """The outcome of a batch; the model's buffers are as before then."""
         self.model.train()
         versions = {name: one._version for name, one in self.model.named_parameters()}
         with self.randomness.at(self.seed, self.step):
@@ -233,7 +240,7 @@ class Distributed(Training):
             raise Unspreadable(f"the loss changes these parameters itself: {', '.join(changed)}")
         if made := [n for n, one in self.model.named_buffers() if n not in before or one.shape != before[n].shape]:
             raise Unspreadable(f"the model makes these buffers while it computes: {', '.join(made)}")
-        step = Step(
+        step = Outcome(
             loss.detach().double(),
             {name: one.grad for name, one in self.model.named_parameters() if one.requires_grad},
             {name: one.clone() for name, one in self.model.named_buffers()},
@@ -247,18 +254,18 @@ class Distributed(Training):
 
 
 @dataclass
-class Step:
-    """What one batch gave."""
+class Outcome:
+    """The loss, the gradients and the buffers after one batch."""
 
     loss: Tensor
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
 
 
-def difference(whole: Step, parts: Step, precision: str, total: Callable[[Tensor], Tensor] | None = None) -> str:
-    """What differs by more than rounding can, for a person; nothing where the batch may be taken in parts.
+def difference(whole: Outcome, parts: Outcome, precision: str, total: Callable[[Tensor], Tensor] | None = None) -> str:
+    """The difference that is larger than rounding, in words; nothing where the batch may be taken in parts.
 
-    Where each worker has a share of the gradients, ``total`` gives the sum over all of them.
+    Where each worker has a share of the gradients, ``total`` gives the sum over all shares.
     """
     dtypes = {one.dtype for one in whole.gradients.values() if one is not None}
     exact = dtypes == {torch.float64} and precision == "fp32"
@@ -269,7 +276,7 @@ def difference(whole: Step, parts: Step, precision: str, total: Callable[[Tensor
     if abs(one - other) > bound * max(abs(one), abs(other)):
         return f"the loss of a batch is {one:.6g} and the mean over its parts {other:.6g}: it is no mean over samples"
     without = [name for name in given if parts.gradients[name] is None]
-    least = max(max(bound, 1e-3) * max(norms), 1e-300)  # one that should be 0 is all rounding
+    least = max(max(bound, 1e-3) * max(norms), 1e-300)  # a gradient that should be 0 is all rounding
     far = [name for name, norm, off in zip(given, norms, apart, strict=True) if off > 10 * bound * max(norm, least)]
     for name in [*without, *far]:
         return f"the gradient of {name} over a batch is not the mean of those over its parts"
@@ -283,7 +290,7 @@ def difference(whole: Step, parts: Step, precision: str, total: Callable[[Tensor
 def _norms(
     pairs: list[tuple[Tensor, Tensor | None]], total: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[list[float], list[float]]:
-    """How large the first of each pair is, and how far from it the second, if there is one."""
+    """The norm of the first of each pair, and how far the second is from it, if there is one."""
     squares = [one.double().square().sum() for one, _ in pairs]
     squares += [
         one.new_zeros((), dtype=torch.float64) if b is None else (one.double() - b.double()).square().sum()

@@ -1,6 +1,6 @@
 """Parts of a batch: taken by several workers at once, or one after another where memory is short.
 
-A part's loss counts by its rows, and its dropout draws the rows of what the whole batch would.
+A part's loss counts by its rows, and its dropout has its rows of the whole batch's mask.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.training.random.masks import SoloKeys, base, keep, rate
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of a batch. A worker that has none computes the first, which does not count."""
+    """Some rows of a batch. A worker without rows computes the first row, which does not count."""
 
     begin: int
     end: int
@@ -41,7 +41,7 @@ class Part:
 
     @property
     def weight(self) -> float:
-        """How much of the batch's mean it is."""
+        """The weight of this part in the batch's mean."""
         return self.rows / self.whole if self.present else 0.0
 
     def cut(self, batch: Any) -> Any:
@@ -66,7 +66,7 @@ class Part:
 
 
 class InParts(Solo):
-    """What a part of a batch draws at random: its rows of what the whole would."""
+    """The random draws of a part of a batch: its rows of the whole batch's draws."""
 
     def __init__(self, model: nn.Module, generators: Sequence[torch.Generator], part: Callable[[], Part]) -> None:
         super().__init__(model, generators)
@@ -80,7 +80,7 @@ class InParts(Solo):
 
 
 class _PartKeys(SoloKeys):
-    """``dims`` has the dimensions that samples may be in, by call: a short batch's length may be that of another."""
+    """``dims`` has, by call, the dimensions that samples may lie along: some may have the batch's length by chance."""
 
     def __init__(self, seed: int, step: int, part: Part, dims: dict[int, set[int]]) -> None:
         super().__init__(seed, step)
@@ -89,10 +89,10 @@ class _PartKeys(SoloKeys):
     def mask(self, shape: Sequence[int], device: torch.device, p: Any) -> Tensor:
         part, shape, call = self.part, tuple(shape), self.next()
         dims = self._may_be_in(shape, call)
-        if 0 in dims:  # samples come first, each in one or several rows
+        if 0 in dims:  # samples lie along the first dimension, each in one or several rows
             many = shape[0] // part.rows
             drawn = base((part.whole * many, *shape[1:]), device)[part.begin * many : part.end * many]
-        elif 1 in dims:  # sequences often have time first
+        elif 1 in dims:  # sequences often have time first, and samples second
             drawn = base((shape[0], part.whole, *shape[2:]), device)[:, part.begin : part.end]
         else:
             drawn = base(shape, device)

@@ -1,13 +1,14 @@
 """A trial whose model does not fit one device: each holds a share of its parameters, gradients and optimizer state.
 
 PyTorch's FSDP2 gathers the parameters of a part of the model for as long as they are computed with. Batches are in
-parts as in ``distributed``, and the state that is saved is that of one device: whole tensors, which all gather at once.
+parts as in ``data_parallel.py``. The saved state is that of one device: all workers gather the whole tensors at once.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import count as numbers
 from math import ceil, inf
 from typing import Any
@@ -20,24 +21,38 @@ from torch.distributed.tensor import DTensor
 from penstock.training.checkpoint import State
 from penstock.training.spread import shares
 from penstock.training.spread.batchnorm import synchronize, unsynchronized
-from penstock.training.spread.data_parallel import CHECKED, Distributed, Step, difference
-from penstock.training.spread.gang import Gang, Unspreadable, torn
+from penstock.training.spread.data_parallel import CHECKED, Distributed, Outcome, difference
+from penstock.training.spread.gang import Gang, Unspreadable, gone
 from penstock.training.spread.parts import InParts, Part
 
 _meshes = numbers()
 
 
+class _Calls(nn.Module):
+    """Calls of the task's loss and metrics as one module's forward, so that torch sees every use of the model."""
+
+    reshard: Callable[[], None]
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+
 class Sharded(Distributed):
     """A trial in training on devices that each hold a share of it. The model is whole, on the CPU, until they join."""
 
-    most = inf  # rows of a batch that are looked at
+    most = inf  # rows of a batch that are computed
     mesh: DeviceMesh | None = None
+    root: _Calls
 
     def brought(self, model: nn.Module) -> nn.Module:
         return model
 
     def join(self, gang: Gang) -> None:
-        """Take this worker's share; all are at the same state."""
+        """Take this worker's share of the model; all workers are at the same state."""
         self.gang, self.seat = gang, (gang.rank, gang.count)
         if self.closure:
             raise Unspreadable(f"{type(self.optimizer).__name__} needs all parameters at once: use another optimizer")
@@ -45,7 +60,8 @@ class Sharded(Distributed):
         if renormed := [f"{name}.weight" for name, one in named if getattr(one, "max_norm", None) is not None]:
             raise Unspreadable(f"the loss changes these parameters itself: {', '.join(renormed)} (max_norm)")
         optimizer, scheduler = self.optimizer.state_dict(), self.scheduler and self.scheduler.state_dict()
-        # Torch keeps what it knows of a mesh, this worker's place among others: each gang has one of another name.
+        # Torch caches facts of a mesh by its name, such as this worker's place: so each gang has a name of its own.
+        assert gang.group is not None
         mesh = DeviceMesh.from_group(gang.group, self.device.type, mesh_dim_names=(f"shares {next(_meshes)}",))
         self.mesh = mesh
         self.root = _Calls(self.model)
@@ -65,12 +81,12 @@ class Sharded(Distributed):
         synchronize(self.model, gang)
 
     def leave(self) -> None:
-        """Hold nobody's connection any more: what is shared out knows the others."""
+        """Let go of every connection to other workers, and so of all tensors that are shared out."""
         for name in ("model", "root", "optimizer", "scheduler", "zeroed", "randomness", "eval_randomness"):
             self.__dict__.pop(name, None)
         if self.mesh is not None:
-            vars(self.mesh).get("_pg_registry", {}).clear()  # what torch keeps of a mesh would hold them
-        gc.collect()  # modules and what torch hooks to them know each other
+            vars(self.mesh).get("_pg_registry", {}).clear()  # torch's cache would hold the connections
+        gc.collect()  # modules and torch's hooks on them refer to each other
 
     def _rows(self) -> int:
         return int(min(super()._rows(), self.most))
@@ -84,7 +100,7 @@ class Sharded(Distributed):
 
     def _loss(self, batch: Any) -> Tensor:
         part = self.part()
-        self.gang.present = part.present
+        self.gang.count_part(part.present)
         loss: Tensor = self.root(self.plain_loss, batch)
         if isinstance(loss, DTensor):
             raise Unspreadable("the loss computes with parameters outside of the modules that they belong to")
@@ -92,7 +108,7 @@ class Sharded(Distributed):
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """As on one device. All call the model as often: who has no batch left takes one that does not count."""
+        """The metrics, as on one device. All workers call the model as often: one without a batch left repeats one."""
         gang, task, valid = self.gang, self.task, self.data.valid
         self.model.eval()
         keyed = self.eval_randomness.at(self.seed ^ 1, self.step)
@@ -118,7 +134,7 @@ class Sharded(Distributed):
         return {k: v.detach().to("cpu", copy=True) for k, v in held.items()} if self.gang.rank == 0 else {}
 
     def state(self, *, drawn: bool = True) -> State:
-        """That of one device, in which all take part; who is not the first has no whole tensors of it."""
+        """The state of one device, which all workers gather; only the first gets the whole tensors."""
         state, keep = super().state(drawn=drawn), self.gang.rank == 0
         for name in ("model", "optimizer"):
             state[name] = shares.whole(state[name], keep=keep)
@@ -129,7 +145,7 @@ class Sharded(Distributed):
         return state if self.gang.rank == 0 else None
 
     def check(self, gang: Gang, parts: int = 1) -> None:
-        """Join, and compare as on whole devices; here all take the same rows first, as many as there is memory for."""
+        """Join a gang, and compare; here all workers take the same rows first, as many as memory holds."""
         self.join(gang)
         before, place = {name: one.clone() for name, one in self.model.named_buffers()}, self.place
         places = range(place, self.data.train.length, self.batch_size)[:CHECKED]
@@ -145,28 +161,15 @@ class Sharded(Distributed):
         if any(reasons := gang.gather(reason)):
             raise Unspreadable(next(filter(None, reasons)))
 
-    def _try(self, seat: tuple[int, int], before: dict[str, Tensor]) -> Step:
-        """What the next batch gives, whole or in parts."""
+    def _try(self, seat: tuple[int, int], before: dict[str, Tensor]) -> Outcome:
+        """The outcome of the next batch, whole or in parts."""
         self.seat = seat
         synchronize(self.model, self.gang if seat[1] > 1 else None)
         try:
             step = self.attempt(next(self.batches()), before)
         except Exception as error:
-            if torn(error) or seat[1] == 1:
+            if gone(error) or seat[1] == 1:
                 raise
             raise Unspreadable(f"a part of a batch fails: {type(error).__name__}: {error}") from error
-        step.gradients = {n: g.to_local() if isinstance(g, DTensor) else g for n, g in step.gradients.items()}
-        return step
-
-
-class _Calls(nn.Module):
-    """Calls of the task's loss and metrics as one module's forward, so that torch sees every use of the model."""
-
-    reshard: Callable[[], None]
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
+        local = {n: g.to_local() if isinstance(g, DTensor) else g for n, g in step.gradients.items()}
+        return replace(step, gradients=local)

@@ -1,7 +1,7 @@
-"""Tensors of which each of several devices holds a share: made, gathered whole, and whether an optimizer heeds them.
+"""Tensors of which several devices each hold a share: how they are made and gathered, and which optimizers take them.
 
 A share is some rows of a tensor, as torch's FSDP2 has it (Zhao et al. 2023; ``fully_shard``): the first device has the
-first rows. What computes with the tensor computes with all of it, whatever lies where.
+first rows. Every operation computes with the whole tensor, wherever its rows lie.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_map_only
 
-STEPS = 4  # of the optimizer, in which it is compared; its state is taken up again in the middle
-LEAST = 1e-3  # learning rate with which it is: a schedule may begin at 0
+STEPS = 4  # that an optimizer is compared in; its state is saved and taken up in the middle
+LEAST = 1e-3  # the least learning rate of the comparison: a schedule may begin at 0
 
 
 def share_out(root: nn.Module, mesh: DeviceMesh) -> None:
-    """Leave each device of a mesh its share of a module's parameters; the whole is gathered a group at a time."""
+    """Leave each device of a mesh its share of a module's parameters; they are gathered a group at a time."""
     for module in groups(root):
         module.register_forward_hook(_given)
         fully_shard(module, mesh=mesh)
@@ -33,8 +33,8 @@ def share_out(root: nn.Module, mesh: DeviceMesh) -> None:
 def groups(model: nn.Module) -> list[nn.Module]:
     """The modules whose parameters are gathered together: members of ``Sequential``, ``ModuleList``, ``ModuleDict``.
 
-    As a rule they are called one after another, and nobody else computes with their parameters. One that shares a
-    parameter with a module outside of it is no group: the parameter is then gathered with all that are in none.
+    As a rule such modules are called one after another, and no other module computes with their parameters. A module
+    that shares a parameter with one outside of it is no group; its parameters are gathered with the root's.
     """
     owners = Counter(id(p) for one in model.modules() for p in one.parameters(recurse=False))
     return list(_groups(model, owners))
@@ -52,14 +52,14 @@ def _groups(module: nn.Module, owners: Counter[int]) -> Iterator[nn.Module]:
 
 
 def _given(module: nn.Module, args: Any, output: Any) -> Any:
-    """What a group gives, never as a view: where one is changed in place, torch does not see its backward begin."""
+    """The output of a group, never as a view: if a view is changed in place, torch does not see its backward begin."""
     return tree_map_only(Tensor, lambda one: one.clone() if one._is_view() else one, output)
 
 
 def whole(tree: Any, *, keep: bool) -> Any:
-    """The same with whole tensors on the CPU, in which all devices take part; the others ``keep`` nothing of them."""
+    """The same tree with whole tensors on the CPU, which all devices gather; None for each without ``keep``."""
     if isinstance(tree, dict):
-        made = copy(tree)  # with what torch notes beside a model's
+        made = copy(tree)  # with the attributes that torch adds to a state_dict
         made.update({name: whole(value, keep=keep) for name, value in tree.items()})
         return made
     if isinstance(tree, list | tuple):
@@ -71,7 +71,7 @@ def whole(tree: Any, *, keep: bool) -> Any:
 
 
 def share(tensor: Tensor, like: Tensor) -> Tensor:
-    """This device's share of a whole tensor that is of a shared parameter; what has another shape stays whole."""
+    """This device's share of a whole tensor like a shared parameter; a tensor of another shape stays whole."""
     if not isinstance(like, DTensor) or tensor.shape != like.shape:
         return tensor
     mesh = like.device_mesh
@@ -83,7 +83,7 @@ def share(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def take_up(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Let the optimizer of shared parameters go on from the state of one whose parameters were whole."""
+    """Let the optimizer of shared parameters go on from a state of whole parameters."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     places = [place for group in state["param_groups"] for place in group["params"]]
     of = dict(zip(places, parameters, strict=True))
@@ -97,7 +97,7 @@ def take_up(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 def unlike(optimizer: torch.optim.Optimizer, mesh: DeviceMesh, device: torch.device) -> str:
     """Why an optimizer's steps with shares are not those with whole tensors; nothing where they are.
 
-    It takes a few steps with small tensors of its parameters' kinds, and its state is saved and taken up among them.
+    A twin takes a few steps with small tensors of its parameters' kinds; its state is saved and taken up in between.
     """
     kinds = [[(p.ndim, p.dtype) for p in group["params"]] for group in optimizer.param_groups]
     shapes = [[((2 * mesh.size() + 1, 3, *[2] * n)[:n], dtype) for n, dtype in sorted(set(k), key=str)] for k in kinds]
@@ -125,7 +125,7 @@ def unlike(optimizer: torch.optim.Optimizer, mesh: DeviceMesh, device: torch.dev
 
 
 def _steps(optimizer: torch.optim.Optimizer, parameters: list[list[Any]]) -> list[Tensor]:
-    """What becomes of these in a few steps of such an optimizer, as whole tensors."""
+    """The parameters after a few steps of such an optimizer, as whole tensors."""
     one = _twin(optimizer, parameters)
     flat = [p for group in parameters for p in group]
     for step in range(STEPS):
@@ -144,7 +144,9 @@ def _steps(optimizer: torch.optim.Optimizer, parameters: list[list[Any]]) -> lis
 def _twin(optimizer: torch.optim.Optimizer, parameters: list[list[Any]]) -> Any:
     """An optimizer with the same settings and other parameters."""
     one: Any = object.__new__(type(optimizer))
-    one.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})  # a scheduler's
+    one.__dict__.update(
+        {name: value for name, value in vars(optimizer).items() if name != "step"}
+    )  # a scheduler wraps step
     one.state = defaultdict(dict)
     one.param_groups = []
     for group, own in zip(optimizer.param_groups, parameters, strict=True):

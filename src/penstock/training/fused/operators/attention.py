@@ -27,7 +27,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Stacked:
-    """Queries, keys, values and mask of each trial or shared; whatever lies before the heads is batch."""
+    """Queries, keys, values and mask are each trial's own or shared; all dimensions before the heads are batch."""
     if dropout_p > 0.0:
         raise refusal("scaled_dot_product_attention", "its dropout was given no keys of trial and step")
     three = query, key, value
@@ -48,14 +48,14 @@ def attention(
 
 
 def _fold(x: Any, trials: int, batch: torch.Size) -> torch.Tensor:
-    """[trials · batch, heads, length, width] of one trial's [batch, heads, length, width], which may lack the first."""
+    """[trials · batch, heads, length, width], from [batch, heads, length, width] of one trial, or without the batch."""
     inner = x.moved(0) if isinstance(x, Stacked) else x.unsqueeze(0)
     own = (1,) * (2 + len(batch) + 1 - x.ndim) + tuple(x.shape)
     return inner.reshape(-1, *own).expand(trials, *batch, *own[-3:]).flatten(0, len(batch))
 
 
 def _by_kernel(folded: list[torch.Tensor], causal: bool, scale: float | None) -> torch.Tensor | None:
-    """By Penstock's own kernel, where it takes such sizes."""
+    """Attention by Penstock's own kernel, where it takes such sizes."""
     from penstock.training.kernels.attention import attention, takes
 
     device = folded[0].device.type
@@ -78,7 +78,7 @@ def _in_parts(func: Any, folded: list[torch.Tensor], mask: torch.Tensor | None, 
 
 @rule("multi_head_attention_forward")
 def heads(func: Any, *args: Any, **options: Any) -> Any:
-    """As ``keyed_attention`` writes it out; where weights are dropped, ``Keyed`` has gone there before."""
+    """Attention of many heads, as ``keyed_attention`` writes it out; ``Keyed`` has taken calls that drop weights."""
     if options["training"] and args[10] > 0.0:
         raise refusal("multi_head_attention_forward", "its dropout was given no keys of trial and step")
     return multi_head_attention(*args, **{**options, "training": False}, keys=StepKeys(0, 0))
@@ -86,5 +86,5 @@ def heads(func: Any, *args: Any, **options: Any) -> Any:
 
 @rule("_nested_tensor_from_mask_left_aligned")
 def left_aligned(func: Any, *args: Any) -> bool:
-    """No: what ``nn.TransformerEncoder`` asks before it makes nested tensors, for a fast path in evaluation."""
+    """Answer no. ``nn.TransformerEncoder`` asks this before it makes nested tensors, for a fast path in evaluation."""
     return False

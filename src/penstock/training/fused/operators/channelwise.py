@@ -1,7 +1,7 @@
 """Functions that treat every channel, or every example, by itself: trials become more channels, or more examples.
 
 Behind a convolution the trials lie next to the channels, [examples, trials, channels, ...]: folding the two is free, in
-either memory format, and what comes out lies the same way. Trials in front of the examples fold into those.
+either memory format, and the output lies the same way. Trials in front of the examples fold into the examples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.training.fused.stacked import Stacked, name_of, rule, whole_dim
 
 
 def into_channels(x: Stacked, channels_last: bool = False) -> torch.Tensor:
-    """[examples, trials × channels, ...], copied only where the trials lie elsewhere or another order is asked for."""
+    """[examples, trials × channels, ...], copied only where the trials lie elsewhere, or in another order."""
     inner = x.moved(1)
     if inner.ndim == 5 and (channels_last or inner.stride(2) == 1):
         folded = inner.permute(0, 3, 4, 1, 2).flatten(3).permute(0, 3, 1, 2)
@@ -90,7 +90,7 @@ def pad(func: Any, input: Stacked, pad: Sequence[int], mode: str = "constant", v
 
 @rule("constant_pad_nd")
 def constant_pad(func: Any, input: Stacked, pad: Sequence[int], value: float = 0) -> Stacked:
-    """Any dimensions, wherever the trials are: padded in the order of memory, so that the layout stays."""
+    """Pad any dimensions, wherever the trials are: in the order of memory, so that the layout stays."""
     inner = input.whole
     around = {whole_dim(input, -1 - n): tuple(pad[2 * n : 2 * n + 2]) for n in range(len(pad) // 2)}
     order = sorted(range(inner.ndim), key=inner.stride, reverse=True)

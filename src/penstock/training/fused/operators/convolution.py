@@ -1,6 +1,6 @@
-"""Convolutions: those of all trials are one, in which every trial is a group of channels.
+"""Convolutions: all trials have one together, in which every trial is a group of channels.
 
-What comes out lies as [examples, trials, channels, ...], a view of [examples, trials × channels, ...], so that the next
+The output lies as [examples, trials, channels, ...], a view of [examples, trials × channels, ...], so that the next
 convolution, normalization or pooling takes it as it is. On a GPU it is in channels-last order, where grouped
 convolutions take half the time; two kinds of convolution that cuDNN is slow at are then computed as products.
 Trials never share a sum, not even one with zero weights: 0 × NaN would carry one trial's divergence into another.
@@ -81,7 +81,7 @@ def _convolve(func: Any, x: Any, weight: Any, bias: Any, groups: int, options: d
 
 
 def _by_kernel(name: str, x: Any, weight: Stacked, bias: Any, groups: int, options: dict[str, Any]) -> Stacked | None:
-    """By Penstock's own kernels, where they are wanted and there is one."""
+    """A convolution by Penstock's own kernels, where they are wanted and there is one."""
     single = groups == x.shape[1] == weight.shape[0] and groups > 1  # every channel has a filter of its own
     if name != "conv2d" or not (groups == 1 or single) or not wanted(weight) or isinstance(options["padding"], str):
         return None
@@ -95,7 +95,7 @@ def _by_kernel(name: str, x: Any, weight: Stacked, bias: Any, groups: int, optio
     (examples, channels, *size), (made, _, *taps) = x.shape, weight.shape
     geometry = Geometry.of(_pair(size), _pair(taps), stride, padding, dilation)
     if not wanted(weight, geometry.numbers(examples, channels, made)):
-        return None  # too many for them
+        return None  # too many numbers for the kernels
     weights = weight.moved(0).to(dtype) if mixed else weight.moved(0)
     convolved = None
     if isinstance(x, Normalized) and x.dtype == dtype and not single:
@@ -109,7 +109,7 @@ def _by_kernel(name: str, x: Any, weight: Stacked, bias: Any, groups: int, optio
             convolved, again = convolution(images, weights, geometry)
             tracked = images.requires_grad and torch.is_grad_enabled()
             if isinstance(x, Stacked) and x.at == 0 and images is own and tracked:
-                x.whole = outside(again)  # for whoever reads it next: the kernel adds up the gradients
+                x.hold(outside(again))  # the next reader of x gets the copy: the kernel adds up both gradients
     if bias is not None:
         each = bias.moved(0).unsqueeze(1) if isinstance(bias, Stacked) else bias
         convolved = convolved + each.to(convolved.dtype).reshape(-1, 1, 1, 1, convolved.shape[-1])
@@ -117,7 +117,7 @@ def _by_kernel(name: str, x: Any, weight: Stacked, bias: Any, groups: int, optio
 
 
 def _shared_weight(func: Any, x: Any, weight: Any, bias: Any, groups: int, options: dict[str, Any]) -> Stacked:
-    """The trials are examples; and where only the bias is a trial's own, they share all but the last addition."""
+    """The trials are examples; where only the bias is a trial's own, they share everything but its addition."""
     common = None if isinstance(bias, Stacked) else bias
     if isinstance(x, Stacked):
         made = out_of_batch(func(_laid_out(into_batch(x)), weight, common, **options, groups=groups), x)
@@ -130,7 +130,7 @@ def _shared_weight(func: Any, x: Any, weight: Any, bias: Any, groups: int, optio
 
 
 def _channels_last(x: torch.Tensor) -> bool:
-    """Is it worth the order that cuDNN's grouped kernels want? They have none for float64."""
+    """Whether the order that cuDNN's grouped kernels want is worth a copy. They have no kernels for float64."""
     return x.is_cuda and x.ndim == 4 and x.dtype != torch.float64
 
 
@@ -139,7 +139,7 @@ def _laid_out(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rewrites(x: torch.Tensor) -> bool:
-    """Are the rewrites faster than cuDNN's own? It transposes what is strided, and launches a kernel for each group."""
+    """Whether the rewrites beat cuDNN, which transposes strided images and launches a kernel for each group."""
     return x.is_cuda
 
 
@@ -150,8 +150,8 @@ def _pair(value: Any) -> Any:
     return pair * 2 if len(pair) == 1 else pair
 
 
-class _Product(torch.autograd.Function):
-    """[n, trials, inputs] × [trials, inputs, outputs] → [n, trials, outputs], written in that order by the product."""
+class _ProductInOrder(torch.autograd.Function):
+    """[n, trials, inputs] × [trials, inputs, outputs] → [n, trials, outputs]; the product writes in that order."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -165,7 +165,7 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x, of_weight = ctx.needs_input_grad
         return (
-            _Product.apply(grads[0], weight.mT) if of_x else None,  # type: ignore[no-untyped-call]
+            _ProductInOrder.apply(grads[0], weight.mT) if of_x else None,  # type: ignore[no-untyped-call]
             torch.bmm(x.permute(1, 2, 0), grads[0].transpose(0, 1)) if of_weight else None,
         )
 
@@ -177,10 +177,10 @@ def _product(x: torch.Tensor, weight: Stacked, bias: torch.Tensor | None) -> tor
 
 
 def _halving(x: torch.Tensor, weight: Stacked, bias: torch.Tensor | None) -> torch.Tensor:
-    """Rewrite 2: a padded 3×3 convolution of stride 2 is a product too, of the nine places' channels around each."""
+    """Rewrite 2: a padded 3×3 convolution of stride 2 is a product of the channels at nine places."""
     height, width = x.shape[2:]
     images = torch.unflatten(x.permute(0, 2, 3, 1), 3, (weight.trials, -1))
-    padded = pad(images, (0, 0, 0, 0, 1, 0, 1, 0))  # of an even image, it does not reach the padding at the far edges
+    padded = pad(images, (0, 0, 0, 0, 1, 0, 1, 0))  # in an even image, no place reads the padding at the far edges
     taps = [padded[:, i : i + height : 2, j : j + width : 2] for i in range(3) for j in range(3)]
     return _at_places(torch.cat(taps, -1), weight.moved(0).permute(0, 3, 4, 2, 1).flatten(1, 3), bias)
 
@@ -189,11 +189,11 @@ def _at_places(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
     """[batch, height, width, trials, inputs] × [trials, inputs, outputs], as channels-last images of all trials."""
     rows = x.flatten(0, 2)
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-        # Autocast leaves a product alone that is told where to write.
+        # Autocast does not cast a product that is told where to write.
         rows, weight = (v.to(torch.get_autocast_dtype(x.device.type)) for v in (rows, weight))
     made: torch.Tensor
     if get_proxy_mode() is None:
-        made = _Product.apply(rows, weight)  # type: ignore[no-untyped-call]
+        made = _ProductInOrder.apply(rows, weight)  # type: ignore[no-untyped-call]
     else:  # a compiler chooses for itself where a product is written
         made = torch.bmm(rows.transpose(0, 1), weight).transpose(0, 1).contiguous()
     made = torch.unflatten(made.flatten(1), 0, x.shape[:3]).permute(0, 3, 1, 2)

@@ -58,7 +58,8 @@ def one(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 _INPLACE_LAST = {"relu", "relu6", "leaky_relu", "elu", "selu", "celu", "silu", "mish", "hardtanh", "hardswish",
                  "hardsigmoid", "threshold"}  # fmt: skip
-_SLOPED: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {  # with a number that differs from trial to trial
+# Functions with a number that may differ from trial to trial.
+_SLOPED: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "leaky_relu": ("negative_slope", lambda x, slope: torch.where(x > 0, x, x * slope)),
     "elu": ("alpha", lambda x, alpha: torch.where(x > 0, x, torch.expm1(x.clamp(max=0)) * alpha)),
     "celu": ("alpha", lambda x, alpha: torch.where(x > 0, x, torch.expm1(x.clamp(max=0) / alpha) * alpha)),
@@ -88,7 +89,7 @@ def in_place(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         made = x.activated(name.strip("_"), True) if not args else added(name, (x, *args), True)
         if made is not None:
             return made
-    # The first operand decides where the trials lie: no copy of it may be written instead.
+    # The first operand decides where the trials lie: the result must not go into a copy of it.
     aligned, at = align([x, *args, *kwargs.values()])
     if at != x.at or aligned[0] is not x.whole:
         raise refusal(name_of(func), "its result has more dimensions than the tensor it is written into")
@@ -102,7 +103,7 @@ rule("zero_", "fill_", "requires_grad_", "detach_")(in_place)
 
 @rule("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout")
 def dropout(func: Any, x: Stacked, p: Any = 0.5, training: bool | None = None, *more: Any, **options: Any) -> Any:
-    """In training ``Keyed`` has gone there before."""
+    """In training, ``Keyed`` has taken the call before."""
     draws = options.get("train", "alpha" not in name_of(func)) if training is None else training
     if draws and p != 0:
         raise refusal(name_of(func), "it was given no keys of trial and step")
@@ -111,7 +112,7 @@ def dropout(func: Any, x: Stacked, p: Any = 0.5, training: bool | None = None, *
 
 @rule("contiguous")
 def contiguous(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Stacked:
-    """Rules choose layouts by themselves."""
+    """Nothing to do: rules choose layouts by themselves."""
     return x
 
 
@@ -135,7 +136,7 @@ def type_as(func: Any, x: torch.Tensor, other: torch.Tensor) -> Any:
 
 @rule("prelu")
 def prelu(func: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:
-    """A slope per channel, or one for all."""
+    """Slopes of each channel, or one for all channels."""
     if weight.numel() > 1 and x.ndim > 1:
         weight = weight.reshape(-1, *[1] * (x.ndim - 2))
     return torch.where(x >= 0, x, weight * x)

@@ -18,7 +18,7 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, index: torch.Tensor, own: bool, padding: int, by_freq: bool) -> Any:
-        # Indexing would count back from the end, where torch's own raises.
+        # Indexing would count negative indices from the end, where torch's own embedding raises.
         torch._assert_async(index.ge(0).all(), "an index of an embedding is negative")
         ctx.save_for_backward(index)
         ctx.shape, ctx.own, ctx.padding, ctx.by_freq = table.shape, own, padding, by_freq
@@ -28,7 +28,7 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         (index,) = ctx.saved_tensors
         trials, rows, width = ctx.shape
-        if grad.is_cuda and not ctx.by_freq:  # sorts the index once for all trials
+        if grad.is_cuda and not ctx.by_freq:  # this kernel sorts the index once for all trials
             made = grad.new_zeros(ctx.shape)
             made = torch.ops.aten.index_put(made, _where(index, ctx.own), grad, True)
         else:
@@ -48,14 +48,14 @@ def _where(index: torch.Tensor, own: bool) -> list[torch.Tensor | None]:
 
 
 def _offset(index: torch.Tensor, trials: int, rows: int) -> torch.Tensor:
-    """Where the row of a trial's table lies when all tables follow one another; the trials are in front."""
+    """The row of a trial's table, when all tables follow one another; the trials are in front."""
     start = torch.arange(0, trials * rows, rows, device=index.device, dtype=index.dtype)
     return index + start.view(-1, *[1] * (index.ndim - 1))
 
 
 @rule("embedding")
 def embedding(func: Any, *args: Any, **options: Any) -> Any:
-    """The rows of each trial's table that a shared index or its own names."""
+    """The rows of each trial's table, by a shared index or one of its own."""
     if func is not F.embedding:  # torch.embedding has other arguments
         return _builtin(func, *args, **options)
     index, table = args
@@ -104,14 +104,14 @@ def embedding_bag(func: Any, *args: Any, **options: Any) -> Any:
         rows = table.shape[0]
         padding = None if padding is None else padding % rows
         own = _offset(place, trials, rows)
-        # What is padding is neither read nor learned, so that any trial's row will do.
+        # Padding is neither read nor learned, so the row of any trial will do.
         place = own if padding is None else torch.where(place == padding, padding, own)
         table = table.moved(0).flatten(0, 1)
     if offsets is not None:
         offsets = _offset(_in_front(offsets, trials), trials, index.shape[0]).flatten()
     if weights is not None:
         weights = _in_front(weights, trials).flatten(0, 1)
-    # An offset that only ends the last bag begins one here, which is dropped below.
+    # An offset that only ends the last bag begins a bag here, which is dropped below.
     given = {"offsets": offsets, "per_sample_weights": weights, "padding_idx": padding, "include_last_offset": False}
     made = func(place.flatten(0, 1), table, **{**options, **given})
     made = made.view(trials, len(made) // trials, made.shape[-1])
@@ -124,7 +124,7 @@ def _in_front(value: Any, trials: int) -> torch.Tensor:
 
 @rule("one_hot")
 def one_hot(func: Any, index: Stacked, num_classes: int = -1) -> Any:
-    """As many classes as the caller says: the greatest index is another in each trial."""
+    """The caller must say how many classes there are: the greatest index differs from trial to trial."""
     if num_classes < 0:
         raise refusal("one_hot", "the number of classes would depend on one trial's values; pass num_classes")
     return Stacked(func(index.whole, num_classes), index.at)

@@ -10,7 +10,7 @@ from penstock.training.fused.stacked import Stacked, by_vmap, rule
 
 
 def rows(x: torch.Tensor, trials: int) -> torch.Tensor:
-    """A tensor with its last dimension kept and the others folded: [trials, n, last]; a shared one is expanded."""
+    """A tensor with its last dimension kept and the others folded: [trials, n, last]; a shared tensor is expanded."""
     if isinstance(x, Stacked):
         whole = x.moved(0)
         return whole if whole.dim() == 3 else whole.reshape(trials, -1, whole.shape[-1])
@@ -34,8 +34,8 @@ class _Product(torch.autograd.Function):
 
 
 def by_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """x · wᵀ for each trial, as ``_Product`` has it."""
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:  # it does not reach into a Function
+    """x · wᵀ for each trial, with the gradient of ``_Product``."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:  # autocast does not reach into a Function
         x, w = (value.to(torch.get_autocast_dtype(x.device.type)) for value in (x, w))
     made: torch.Tensor = _Product.apply(x, w)  # type: ignore[no-untyped-call]
     return made

@@ -1,4 +1,4 @@
-"""Loss functions: what the elements or rows of all trials lose is one call, then each trial has its own reduction."""
+"""Loss functions: one call gives the losses of all trials' elements or rows, then each trial has its own reduction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _trials(*values: Any) -> int:
 
 
 def _reduced(lost: torch.Tensor, at: int, reduction: str) -> Stacked:
-    """What the elements lost, with the trials at a dimension, as ``reduction`` gives it for one trial."""
+    """The losses of elements, with the trials along a dimension, reduced as ``reduction`` says for one trial."""
     others = [d for d in range(lost.ndim) if d != at]
     if reduction == "none" or not others:
         return Stacked(lost, at)
@@ -32,7 +32,7 @@ def _alike(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _by_torch(func: Any, options: dict[str, Any]) -> bool:
-    """A builtin with reductions by number, the arguments that ``reduction`` replaced, or a value torch will refuse."""
+    """Whether torch is to handle the call: a builtin, deprecated arguments, or a reduction that torch refuses."""
     if getattr(func, "__module__", None) != F.__name__:
         return True
     legacy = options.get("size_average") is not None or options.get("reduce") is not None
@@ -45,7 +45,7 @@ def _by_torch(func: Any, options: dict[str, Any]) -> bool:
 def _elementwise(func: Any, *tensors: Any, **options: Any) -> Any:
     if func is F.l1_loss:
         options["weight"] = _forgotten_weight()
-    if _by_torch(func, options) or len({x.shape for x in tensors}) > 1:  # torch itself warns of sizes that differ
+    if _by_torch(func, options) or len({x.shape for x in tensors}) > 1:  # torch warns of sizes that differ
         return by_vmap(func, *tensors, **options)
     weights = {name: options[name] for name in _WEIGHTS if options.get(name) is not None}
     inner, at = align([*tensors, *weights.values()])
@@ -62,7 +62,7 @@ def _elementwise(func: Any, *tensors: Any, **options: Any) -> Any:
 
 
 def _forgotten_weight() -> Any:
-    """``F.l1_loss`` does not hand its weight on to a subclass of Tensor (torch 2.11 to 2.13): it is in its frame."""
+    """``F.l1_loss`` does not pass its weight to a Tensor subclass (torch 2.11 to 2.13): it is read from the frame."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is F.l1_loss.__code__ and frame.f_locals.get("weight") is not None:
@@ -76,7 +76,7 @@ def _gaussian(func: Any, input: Any, target: Any, var: Any, full: bool, eps: flo
     tensors = [input, target]
     if isinstance(var, torch.Tensor):
         if var.shape != input.shape and var.shape == input.shape[:-1]:
-            var = var.unsqueeze(-1)  # one for all of the last dimension
+            var = var.unsqueeze(-1)  # one variance for the whole last dimension
         if var.ndim != input.ndim or sum(v for n, v in zip(input.shape, var.shape, strict=True) if n != v) > 1:
             raise ValueError("var is of incorrect size")
         tensors.append(var)
@@ -117,13 +117,15 @@ def _classes(func: Any, input: Any, target: Any, *numbers: Any, **options: Any) 
     lost = func(*rows, **{**options, "reduction": "none"})
     if batched:
         lost = lost.unflatten(0, (trials, input.shape[0]))
-    if reduction != "mean" or target.shape == input.shape:  # of the same shape: probabilities, which are all counted
+    if (
+        reduction != "mean" or target.shape == input.shape
+    ):  # targets of the input's shape are probabilities, which all count
         return _reduced(lost, 0, reduction)
     return Stacked(_reduced(lost, 0, "sum").whole / _counted(target, weight, ignored))
 
 
 def _counted(target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> torch.Tensor:
-    """How much the targets of a trial count together: what the mean of their losses is taken by."""
+    """The total weight of a trial's targets, by which the sum of their losses is divided."""
     classes = target.moved(0) if isinstance(target, Stacked) else target.unsqueeze(0)
     counts = classes != ignored
     if weight is not None:
@@ -148,7 +150,9 @@ def _ctc(func: Any, log_probs: Any, targets: Any, *lengths: Any, **options: Any)
     trials, batched = log_probs.trials, log_probs.ndim == 3
     rows = log_probs.moved(1).flatten(1, 2) if batched else log_probs.moved(1)
     each = [torch.as_tensor(x).reshape(-1).repeat(trials) for x in lengths]
-    many = targets.repeat(trials, *[1] * (targets.ndim - 1))  # padded rows or all in a row: one trial's after another's
+    many = targets.repeat(
+        trials, *[1] * (targets.ndim - 1)
+    )  # in padded rows or one after another: the targets of all trials in turn
     lost = func(rows, many, *each, **{**options, "reduction": "none"})
     lost = lost.unflatten(0, (trials, log_probs.shape[1])) if batched else lost
     if options["reduction"] == "mean":

@@ -21,9 +21,9 @@ _TORCH_ORDER = ("input", "weight", "bias", "running_mean", "running_var", "train
 
 @rule("batch_norm", "instance_norm")
 def by_channel(func: Any, *args: Any, **kwargs: Any) -> Stacked:
-    """The functions of torch.nn.functional, and those of torch, which name and order their arguments otherwise."""
+    """Normalize by channel; torch.nn.functional and torch name and order the arguments differently."""
     order = _ORDER if func in (F.batch_norm, F.instance_norm) else _TORCH_ORDER
-    given = dict(zip(order, args, strict=False)) | kwargs  # what is left over says whether cuDNN may be used
+    given = dict(zip(order, args, strict=False)) | kwargs  # the argument left over says whether cuDNN may be used
     if "use_input_stats" in given:
         given["training"] = given["use_input_stats"]
     return _by_channel(name_of(func), *[given.get(name) for name in _ORDER])
@@ -42,7 +42,9 @@ def _by_channel(
         return _by_kernel(x, mean, var, weight, bias, momentum, eps)
     mean, var, weight, bias = (_flat(value, trials) for value in (mean, var, weight, bias))
     written, own_momentum, own_eps = (mean, var), _own(momentum), _own(eps)
-    if running and own_momentum is not None:  # the statistics of this batch alone come out, to be weighed per trial
+    if (
+        running and own_momentum is not None
+    ):  # the call gives the statistics of this batch alone, to be weighed per trial
         written, momentum = (torch.zeros_like(mean), torch.zeros_like(var)), 1.0
     if own_eps is None:
         made = getattr(F, name)(into_channels(x), *written, weight, bias, training, momentum, eps)
@@ -54,13 +56,13 @@ def _by_channel(
             if new is not flat and own_momentum is not None:
                 part = own_momentum.repeat_interleave(x.shape[1]).to(flat.dtype)
                 flat.mul_(1 - part).add_(new * part)
-            if not stat.moved(0).is_contiguous():  # then what was written is a copy
+            if not stat.moved(0).is_contiguous():  # then the statistics were written into a copy
                 stat.moved(0).copy_(flat.view(trials, -1))
     return out_of_channels(made, trials)
 
 
 def _by_kernel(x: Stacked, mean: Any, var: Any, weight: Any, bias: Any, momentum: Any, eps: Any) -> Stacked:
-    """BatchNorm in training by Penstock's own kernel, with what follows it."""
+    """BatchNorm in training by Penstock's own kernel, with the residual and activation that follow it."""
     channels = x.shape[1]
     count = x.shape.numel() // channels
     if count == 1:
@@ -86,7 +88,7 @@ def _by_kernel(x: Stacked, mean: Any, var: Any, weight: Any, bias: Any, momentum
 def _by_steps(
     name: str, x: Any, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: torch.Tensor
 ) -> torch.Tensor:
-    """What F.batch_norm or F.instance_norm does, for an eps per channel."""
+    """F.batch_norm or F.instance_norm, written out for an eps per channel."""
     wide, spatial = _wide(x), [1] * (x.ndim - 2)
     if training:
         dims = [dim for dim in range(x.ndim) if dim > 1 or (dim == 0 and name == "batch_norm")]
@@ -115,7 +117,7 @@ def rms_norm(func: Any, input: Any, normalized_shape: Any, weight: Any = None, e
 
 
 def _trailing(func: Any, x: Any, shape: tuple[int, ...], affine: dict[str, Any], eps: Any) -> Stacked:
-    """Over the last dimensions, from which the trials stay away."""
+    """Normalize over the last dimensions; the trials lie in front of them."""
     at = x.at if isinstance(x, Stacked) and x.at <= x.ndim - len(shape) else 0
     inner, own_eps = x.moved(at) if isinstance(x, Stacked) else x.unsqueeze(0), _own(eps)
     if own_eps is not None:
@@ -155,7 +157,7 @@ def _trials(*values: Any) -> int:
 
 
 def _own(number: Any) -> torch.Tensor | None:
-    """What each trial has for a number, where they differ."""
+    """The trials' own numbers, where they differ."""
     value = getattr(number, "value", None)
     return value.whole if isinstance(value, Stacked) else None
 
@@ -181,7 +183,7 @@ def _standard(x: torch.Tensor, dims: list[int], eps: torch.Tensor, centered: boo
 
 
 def _scaled(made: torch.Tensor, at: int, weight: Any, bias: Any, shape: tuple[int, ...]) -> torch.Tensor:
-    """Times weight, plus bias, each of which has ``shape`` in a trial's last dimensions; trials are along ``at``."""
+    """x times weight plus bias, which have ``shape`` in a trial's last dimensions; trials are along ``at``."""
 
     def fit(value: Any) -> Any:
         if not isinstance(value, Stacked):

@@ -1,7 +1,7 @@
-"""A BatchNorm that waits for what follows it, so that one kernel does all of it.
+"""A BatchNorm that waits for the operations that follow it, so that one kernel computes all of them.
 
-A residual and an activation usually come next. Until somebody asks for the numbers, such things are taken in; nothing
-is computed twice unless the user's code needs both.
+A residual and an activation usually come next. Until the numbers are asked for, such operations are taken in. Nothing
+is computed twice unless the user's code needs both results.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 
 from penstock.training.fused.stacked import Stacked, refusal
 
-Keep = Callable[[torch.Tensor], None]  # takes a batch's mean and variance into what a module keeps
+Keep = Callable[[torch.Tensor], None]  # takes a batch's mean and variance into the module's statistics
 _SUMS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 _WAITING: ContextVar[list[Normalized] | None] = ContextVar("waiting", default=None)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What ``kernels.normalization.batch_norm`` takes; images are [trials, examples, height, width, channels]."""
+    """The arguments of ``kernels.normalization.batch_norm``; images are [trials, examples, height, width, channels]."""
 
     images: torch.Tensor
     weight: torch.Tensor
@@ -37,7 +37,7 @@ class Normalized(Stacked):
     """Images of every trial, channels last, whose ``whole`` is computed when it is first asked for."""
 
     parts: Parts
-    running: Any  # what the module keeps of the batches it has seen
+    running: Any  # the statistics that the module keeps
     _keep: Keep | None
     _made: torch.Tensor | None
     _tracked: bool
@@ -69,7 +69,7 @@ class Normalized(Stacked):
         self._made = value.permute(0, 1, 3, 4, 2)
 
     def compute(self) -> None:
-        """Do now what was waited with."""
+        """Compute now."""
         from penstock.training.kernels.normalization import batch_norm
 
         if self._made is not None:
@@ -81,7 +81,7 @@ class Normalized(Stacked):
             self._keep(stats)
 
     def convolved(self, weight: torch.Tensor, geometry: Any) -> torch.Tensor | None:
-        """A convolution of it that needs it only now, where it was not made for anybody else before."""
+        """A convolution of it, where nothing else has asked for the numbers before."""
         from penstock.training.kernels.recomputing import convolution_of_normalized
 
         parts = self.parts
@@ -99,7 +99,7 @@ class Normalized(Stacked):
         if _versions(self.parts) != self._versions:
             raise refusal("an operation in place", "it changes what a BatchNorm before it still reads")
 
-    # What is known without the numbers
+    # Known without the numbers
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
@@ -136,7 +136,7 @@ class Normalized(Stacked):
     def trials(self) -> int:
         return len(self.parts.images)
 
-    # What can be taken in
+    # Taking in
 
     def activated(self, name: str, inplace: bool) -> Normalized | None:
         """With an activation, if it can still be taken in."""
@@ -161,12 +161,12 @@ class Normalized(Stacked):
         made = Normalized(parts, self.running, self._keep)
         self._keep, self.running = None, None  # the batch is counted once
         if (waiting := _WAITING.get()) is not None:
-            waiting[:] = [one for one in waiting if one is not self]  # it may never be asked for
+            waiting[:] = [one for one in waiting if one is not self]  # its own numbers may never be asked for
         return made
 
 
 def inside(x: Stacked) -> torch.Tensor:
-    """[trials, examples, height, width, channels], a view where that is how they lie."""
+    """[trials, examples, height, width, channels], a view where the images lie so."""
     return x.moved(0).permute(0, 1, 3, 4, 2)
 
 
@@ -176,7 +176,7 @@ def outside(images: torch.Tensor) -> torch.Tensor:
 
 
 def added(name: str, values: tuple[Any, ...], inplace: bool) -> Normalized | None:
-    """A sum of two as a ``Normalized``, where one of them can take the other in; in place, the first."""
+    """The sum of two tensors as a ``Normalized``, where one can take the other in; in place, the first must."""
     if name not in _SUMS or len(values) != 2:
         return None
     for one, other in (values, values[::-1])[: 1 if inplace else 2]:
@@ -186,7 +186,7 @@ def added(name: str, values: tuple[Any, ...], inplace: bool) -> Normalized | Non
 
 
 def settle(running: Any) -> None:
-    """Compute those that wait and keep the same statistics: batches are counted in the order in which they came."""
+    """Compute all that wait with the same statistics, so that batches are counted in the order in which they came."""
     for one in list(_WAITING.get() or ()):
         if one.running is running:
             one.compute()
@@ -194,7 +194,7 @@ def settle(running: Any) -> None:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Whatever still waits at the end is computed, because its module keeps statistics of it."""
+    """Compute everything that still waits at the end, because its module keeps statistics of it."""
     token = _WAITING.set([])
     try:
         yield

@@ -1,4 +1,4 @@
-"""Recurrent layers: every step is one batched product over the trials, all steps of the input's part are one before."""
+"""Recurrent layers: a step is one batched product over the trials; the inputs of all steps are one product before."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.autograd.function import once_differentiable
 
 from penstock.training.fused.stacked import Stacked, name_of, refusal, rule
 
-State = tuple[torch.Tensor, ...]  # what a step hands on, the hidden values first; each is [trials, batch, width]
+State = tuple[torch.Tensor, ...]  # passed from step to step, the hidden values first; each is [trials, batch, width]
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Those of one layer and direction, with the trials in front, turned so that rows are multiplied with them."""
+    """The weights of one layer and direction, with the trials in front, turned so that rows multiply with them."""
 
     of_input: torch.Tensor
     of_hidden: torch.Tensor
@@ -72,8 +72,8 @@ STEPS: dict[str, Callable[..., State]] = {
 class _Tap(torch.autograd.Function):
     """The gates of all steps as they are, [time, trials, batch, width]; their gradient gives that of ``weight`` too.
 
-    One product for all steps instead of one and a sum in each halves the time of a backward on a GPU. ``before``, what
-    the steps multiplied with the weight, is filled in by then.
+    One product for all steps, instead of one and a sum in each, halves the time of a backward on a GPU. ``before``, the
+    factors that the steps multiplied with the weight, is filled in by then.
     """
 
     @staticmethod
@@ -89,13 +89,13 @@ class _Tap(torch.autograd.Function):
 
 
 def _taps(x: torch.Tensor) -> bool:
-    return x.is_cuda and x.shape[1] > 1  # on a CPU, or for one step, it gains nothing
+    return x.is_cuda and x.shape[1] > 1  # on a CPU, or for one step, the tap gains nothing
 
 
 def _sequence(kind: str, x: torch.Tensor, state: State, w: Weights, backwards: bool) -> tuple[torch.Tensor, State]:
-    """All steps of one layer and direction: what is hidden after each, [trials, time, batch, width], and the last."""
+    """All steps of one layer and direction: hidden values after each, [trials, time, batch, width], and the last."""
     step, bias = STEPS[kind], w.bias
-    own = kind == "gru"  # its reset gate has a say in the second bias, which the others add to the first
+    own = kind == "gru"  # the reset gate scales the second bias, which other kinds add to the first
     if bias is not None and w.hidden_bias is not None and not own:
         bias = bias + w.hidden_bias
     gates = _product(x.flatten(1, 2), w.of_input, bias).view(*x.shape[:3], -1).transpose(0, 1)
@@ -133,12 +133,12 @@ def _weights(params: Sequence[torch.Tensor], biases: bool, projected: bool) -> I
 
 
 def _cast(tensors: Sequence[torch.Tensor], kind: str) -> tuple[Sequence[torch.Tensor], AbstractContextManager[Any]]:
-    """To the type that torch itself computes in under autocast, and the context to do it in."""
+    """Tensors in the type that torch computes in under autocast, and the context to compute in."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device) or (device == "cpu" and kind != "lstm"):
-        return tensors, nullcontext()  # on a CPU, only oneDNN's LSTM is cast as a whole; of the others, their products
+        return tensors, nullcontext()  # on a CPU, oneDNN's LSTM is cast as a whole; other kinds in their products
     cudnn = device == "cuda" and not kind.endswith("_cell") and torch.backends.cudnn.enabled
-    dtype = torch.float16 if cudnn else torch.get_autocast_dtype(device)  # cuDNN's layers have but one
+    dtype = torch.float16 if cudnn else torch.get_autocast_dtype(device)  # cuDNN's layers have one type
     return [t if t.dtype == torch.float64 else t.to(dtype) for t in tensors], torch.autocast(device, enabled=False)
 
 

@@ -17,7 +17,7 @@ _PLAIN_OF = {"max": torch.amax, "min": torch.amin}
 
 @rule(*_REDUCING.split(), *_KEEPING.split())
 def along(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """A function with a ``dim``: of the whole tensor, along the dimension that it is there."""
+    """A function with a ``dim``: the same of the whole tensor, along the whole's dimension."""
     name = name_of(func)
     if args and isinstance(args[0], torch.Tensor) and name in ("max", "min"):
         return several(torch.maximum if name == "max" else torch.minimum, x, *args)

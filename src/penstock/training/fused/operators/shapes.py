@@ -1,4 +1,4 @@
-"""Functions that rearrange: the same on the whole tensors, which keep the trials in a dimension of their own."""
+"""Functions that rearrange: done on the whole tensors, which keep the trials in a dimension of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _sizes(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 @rule("view", "reshape", "view_as", "reshape_as")
 def reshape(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Any:
-    """The trials stay where they are when only dimensions behind them change, and else come to the front."""
+    """The trials stay where they are if only dimensions behind them change; otherwise they come to the front."""
     if len(args) == 1 and isinstance(args[0], torch.dtype):
         return by_vmap(func, x, *args)
     if not isinstance(x, Stacked):  # a shared tensor that takes the shape of a trial's
@@ -189,7 +189,7 @@ def _take(x: torch.Tensor, index: Any) -> torch.Tensor:
     return x[index]
 
 
-_take.__name__ = "__getitem__"  # as it is called in messages
+_take.__name__ = "__getitem__"  # the name in messages
 
 
 @rule("movedim", "moveaxis")

@@ -1,0 +1,64 @@
+"""The account of a worker: everything that trials use of its device is counted here, whatever runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.trial import Usage
+
+
+@dataclass
+class Entry:
+    """The use of a device by one trial since its last report, which came after ``step`` steps."""
+
+    step: int
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count more seconds."""
+        self.seconds += seconds
+
+    def close(self, step: int, peak: int | None) -> Usage:
+        """The usage up to a report after so many steps; the next one begins here."""
+        usage = Usage(self.seconds, step - self.step, peak)
+        self.seconds, self.step = 0.0, step
+        return usage
+
+
+class Account:
+    """Charges trials for the seconds of a device, and makes the usage that each of their reports tells.
+
+    >>> account = Account("cpu")
+    >>> one, other = account.open(0), account.open(5)
+    >>> account.charge([one, other], 3.0)
+    >>> account.usage(other, 7, None)
+    Usage(device_seconds=1.5, steps=2, peak_bytes=None)
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def open(self, step: int) -> Entry:
+        """Begin to count for a trial that has trained so many steps."""
+        return Entry(step)
+
+    def charge(self, entries: Sequence[Entry], seconds: float) -> None:
+        """Divide the seconds equally among trials that used the device together."""
+        share = seconds / max(1, len(entries))
+        for entry in entries:
+            entry.add(share)
+
+    def usage(self, entry: Entry, step: int, peak: int | None) -> Usage:
+        """The usage since a trial's last report, for a report after so many steps."""
+        return entry.close(step, peak)
+
+    def peak_bytes(self, graphs: int = 0) -> int | None:
+        """The most memory that was in use since the last call, with the bytes that CUDA graphs hold; None on a CPU."""
+        if not self._device.startswith("cuda"):
+            return None
+        import torch
+
+        peak = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return peak + graphs

@@ -1,0 +1,106 @@
+"""The facts about training a signature's trials together that were found out, kept from bundle to bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from penstock.training.fused.batches import Shapes
+from penstock.training.fused.stacked import Unfusable
+from penstock.training.fused.ways import General, Native, Way
+
+Kind = tuple[
+    tuple[str, ...], Shapes
+]  # the names of the numbers that differ from trial to trial, and the batch's shapes
+
+
+@dataclass
+class Recipe:
+    """How the trials of one signature are trained together, as far as it is known."""
+
+    ways: list[type[Way]] = field(default_factory=lambda: [Native, General])
+    way: Way | None = None
+    agreed: set[Kind] = field(default_factory=set)  # the kinds of step in which the way was compared
+    refusals: list[str] = field(default_factory=list)  # why a way, or a faster step, cannot be taken
+    idle: frozenset[str] = frozenset()  # parameters that the loss does not reach
+    alone: str | None = None  # why trials are measured one by one
+    size: int | None = None  # the most trials that a step computes at once
+    reason: str = ""  # why this size, as it was told last
+    told: tuple[str, str | None] | None = None  # the way and ``alone``, as they were told last
+    compilable: bool = True
+    capturable: bool = True
+    pace: tuple[int, float] | None = None  # how many trials took a plain step last, and its seconds
+    kernels: bool | None = None  # whether a compiled step uses Penstock's own kernels, once that is known
+    compiling: tuple[float, float] | None = None  # seconds that compiling took, and the share of a step that it saved
+
+    @property
+    def named(self) -> str:
+        """The name of the way, for a person."""
+        return "solo" if self.way is None else self.way.name
+
+    @property
+    def news(self) -> bool:
+        """Whether the way, or how trials are measured, has changed since it was told."""
+        return self.told != (self.named, self.alone)
+
+    def tell(self, reason: str) -> str:
+        """The reason for the size with all that was refused, as it is told now."""
+        self.reason, self.told = reason, (self.named, self.alone)
+        if self.refusals:
+            reason += f"; not {'; not '.join(self.refusals)}"
+        if self.alone is not None:
+            reason += f"; measured one by one, because of {self.alone}"
+        return reason
+
+    def choose(self, attempt: Callable[[type[Way]], Way]) -> Way:
+        """Take the first way that an attempt does not refuse; the refusals of others are noted."""
+        while self.ways:
+            kind = self.ways[0]
+            try:
+                self.way = attempt(kind)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                self.refusals.append(f"{kind.name}: {first_line(error)}")
+                self.ways.pop(0)
+            else:
+                return self.way
+        raise Unfusable("; ".join(self.refusals))
+
+    def set_aside(self, names: frozenset[str]) -> None:
+        """Note parameters that the loss does not reach; every kind of step is compared anew, as it may reach them."""
+        self.idle |= names
+        self.agreed.clear()
+
+    def limit(self, size: int) -> None:
+        """Let a step compute no more trials at once."""
+        self.size = size
+
+    def measure_alone(self, reason: str) -> None:
+        """Let trials be measured one by one."""
+        self.alone = reason
+
+    def rule_out(self, *steps: str) -> None:
+        """Make no more steps of these kinds: "compiled", "captured"."""
+        self.compilable = self.compilable and "compiled" not in steps
+        self.capturable = self.capturable and "captured" not in steps
+
+    def take_pace(self, trials: int, seconds: float) -> None:
+        """Note the seconds of a plain step of so many trials."""
+        self.pace = trials, seconds
+
+    def use_kernels(self, used: bool) -> None:
+        """Note whether compiled steps use Penstock's own kernels."""
+        self.kernels = used
+
+    def take_compiling(self, seconds: float, saved: float) -> None:
+        """Note the seconds that compiling took, and the share of a step that it saved."""
+        self.compiling = seconds, saved
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, with its class where it is not one of Penstock's."""
+    text = str(error) if isinstance(error, Unfusable) else f"{type(error).__name__}: {error}"
+    return text.strip().splitlines()[0]

@@ -1,0 +1,53 @@
+"""Usage is counted in one place: by whom the device was used, and since when."""
+
+import time
+from itertools import count
+
+import pytest
+
+from penstock.bundle import Bundle, Job, Placement
+from penstock.training.account import Account
+from penstock.training.worker import RUNS, Worker
+from penstock.trial import Report, Usage
+from tests.tasks import Blobs
+
+
+def test_seconds_are_divided_equally_among_the_trials_that_were_together():
+    account = Account("cpu")
+    one, other, third = (account.open(step) for step in (0, 4, 0))
+    account.charge([one, other], 3.0)
+    account.charge([other], 1.0)
+    account.charge([], 7.0)
+    assert account.usage(one, 2, 100) == Usage(1.5, 2, 100)
+    assert account.usage(other, 6, None) == Usage(2.5, 2, None)
+    assert account.usage(third, 0, None) == Usage(0.0, 0, None)
+
+
+def test_a_report_tells_of_the_time_since_the_last_one_alone():
+    account = Account("cpu")
+    entry = account.open(3)
+    account.charge([entry], 1.0)
+    assert account.usage(entry, 5, None) == Usage(1.0, 2, None)
+    account.charge([entry], 4.0)
+    assert account.usage(entry, 6, None) == Usage(4.0, 1, None)
+
+
+def test_memory_is_counted_on_an_accelerator_alone():
+    assert Account("cpu").peak_bytes(10) is None
+
+
+@pytest.mark.parametrize("mode", ["solo", "processes", "fused"])
+def test_every_run_tells_its_steps_and_all_of_its_seconds(mode, tmp_path, monkeypatch):
+    """The clock goes on by one whenever it is looked at."""
+    ticks = count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    worker = Worker(Job(Blobs(), 0, "loss", "min", tmp_path), "cpu")
+    worker.place(Bundle("one", ("cpu",), (Placement(0, 0, {"lr": 0.1}, 3),), mode, "signature", size=2))
+    assert isinstance(worker._run, RUNS[mode])
+    events = []
+    while not worker.idle:
+        events.append(worker.advance())
+    used = [event.usage for event in events if isinstance(event, Report)]
+    assert [usage.steps for usage in used] == [6, 6, 6]
+    assert all(usage.device_seconds > 0 for usage in used)
+    assert sum(usage.device_seconds for usage in used) <= next(ticks)
