@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from penstock.engine.spreading import together
 
 import penstock as ps
 from penstock.bundle import Description, Device, Parted
-from penstock.engine.spreading import together
 from penstock.log.events import Measured, Placed, Reported, read
 from penstock.scheduling.base import Assignment
 from penstock.scheduling.fifo import fifo

@@ -1,6 +1,7 @@
 """The executor with a virtual clock."""
 
 import random
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import penstock as ps
 from penstock.bundle import Bundle, Device, Failed, Finished, Job, Measured, Placement, Stopped
 from penstock.executors.base import DeviceAdded, DeviceLost
 from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
+from penstock.log.events import Asked, Placed, Reported, read
 from penstock.task import FunctionTask
 from penstock.trial import Report
 from tests.contracts.executors import CONFIG, ExecutorContract, alone
@@ -125,7 +127,7 @@ def test_waiting_moves_the_clock_to_the_next_event_and_by_its_timeout_at_most(si
     run.executor.wake()
     assert run.wait() == []
     assert run.executor.now() == 4
-    assert [type(e) for e in run.wait(1000)] == [Measured, Report]
+    assert [type(e) for e in run.wait(1000)] == [Report]
     assert run.executor.now() == 10
 
 
@@ -133,8 +135,7 @@ def test_what_happens_in_one_instant_is_told_at_once_in_a_fixed_order(simulate):
     run = simulate(devices=3)
     for i in (2, 0, 1):
         run.place(one(trial=i, budget=1), name=str(i), on=(i,))
-    events = [e for e in run.wait() if not isinstance(e, Measured)]
-    assert [(type(e), e.trial) for e in events] == [(kind, i) for i in (2, 0, 1) for kind in (Report, Finished)]
+    assert [(type(e), e.trial) for e in run.wait()] == [(kind, i) for i in (2, 0, 1) for kind in (Report, Finished)]
 
 
 def test_a_trial_that_really_trains_takes_the_seconds_it_is_given(simulate):
@@ -283,29 +284,107 @@ def test_a_task_that_really_trains_has_the_curve_of_its_signature(simulate):
     assert run.times(0) == [11]
 
 
-def test_what_shares_cost_is_told_with_the_first_report_of_a_signature_on_a_type(simulate):
-    devices = [Device("slow", "k80", 1), Device("fast", "h200", 1), Device("other", "h200", 1)]
-    curve = ps.Curve(sharing=(1, 1.2, 1.5, 1.6, 2), scaling=(1, 0.6, 0.5))
-    run = simulate(devices=devices, speeds={"h200": 2.0}, curve=curve)
-    for i in (0, 1, 2):
-        run.place(one(i, budget=2), name=str(i), on=(i,))
+# What is measured
+
+
+def measured(run):
+    return [(now, e) for now, e in run.said if isinstance(e, Measured)]
+
+
+TRUE = ps.Curve(sharing=(1, 1.2, 1.5, 1.6, 2), scaling=(1, 0.6, 0.5, 0.5))
+
+
+def test_a_fused_bundle_whose_size_is_not_known_tells_at_once_what_sharing_costs(simulate):
+    devices = [Device("slow", "k80", 1), Device("fast", "h200", 1)]
+    run = simulate(devices=devices, speeds={"h200": 2.0}, curve=TRUE)
+    run.place(one(0), one(1), mode="fused", on=(1,))
+    assert run.wait() == [
+        Measured("one", "fast", "sharing", {1: 5, 2: 6, 4: 8, 5: 10}, 4, "simulated", "simulated")
+    ], "before the first report: what is decided upon it may go by it"
+    assert run.executor.now() == 0
+    run.place(one(0), one(1), one(2), mode="fused", on=(1,))
     run.until_left(3)
-    run.place(one(3, budget=1, signature="two"), on=(2,))
-    run.until_left()
-    run.place(one(4, budget=1, signature="two"), one(5, budget=1, signature="three"), on=(2,), mode="processes")
-    run.until_left(2)
-    told = [(i, e) for i, (_, e) in enumerate(run.said) if isinstance(e, Measured)]
-    assert [(e.signature, e.device) for _, e in told] == [
-        ("one", "fast"),
-        ("one", "slow"),
-        ("two", "other"),
-        ("three", "other"),
-    ]
-    place, first = told[0]
-    assert first == Measured(
-        "one", "fast", "simulated", 5, {1: 5, 2: 6, 4: 8, 5: 10}, None, "simulated", scaling={1: 5, 2: 3, 3: 2.5}
+    assert len(measured(run)) == 1, "a bundle measures once"
+
+
+def test_a_bundle_measures_when_a_second_trial_enters_it(simulate):
+    run = simulate(curve=TRUE)
+    run.place(one(0), mode="fused")
+    run.wait(5)
+    assert measured(run) == [], "a lone trial shows nothing of fusing"
+    run.place(one(0), one(1), mode="fused")
+    run.wait()
+    assert [(now, e.kind) for now, e in measured(run)] == [(5, "sharing")]
+
+
+def test_a_distributed_bundle_tells_at_once_what_its_devices_give_where_it_is_to_measure(simulate):
+    run = simulate(devices=3, curve=TRUE)
+    run.place(one(budget=1), on=(0, 1, 2), mode="distributed", measure=True)
+    told = Measured("one", run.names[0], "scaling", {1: 10, 2: 6, 3: 5}, 3, "simulated", "simulated")
+    assert (run.wait(), run.executor.now()) == ([told], 0)
+    assert run.until_left().times(0) == [5]
+
+
+def test_devices_that_give_nothing_more_are_not_the_best_number_of_them(simulate):
+    run = simulate(devices=4, curve=TRUE)
+    run.place(one(budget=1), on=(0, 1, 2, 3), mode="distributed", measure=True)
+    run.wait()
+    ((_, told),) = measured(run)
+    assert (told.table, told.size) == ({1: 10, 2: 6, 4: 5}, 4)
+    run = simulate(devices=4, curve=ps.Curve(scaling=(1, 0.6)))
+    run.place(one(budget=1), on=(0, 1, 2, 3), mode="distributed", measure=True)
+    run.wait()
+    ((_, told),) = measured(run)
+    assert (told.table, told.size) == ({1: 10, 2: 6, 4: 6}, 2)
+
+
+@pytest.mark.parametrize(
+    "bundle",
+    [
+        dict(mode="solo"),
+        dict(mode="fused", size=2),
+        dict(mode="fused", size=1),
+        dict(mode="processes"),
+        dict(mode="distributed", on=(0, 1)),
+    ],
+)
+def test_what_a_worker_would_not_measure_is_not_told(simulate, bundle):
+    run = simulate(curve=TRUE)
+    count = 2 if bundle["mode"] in ("fused", "processes") else 1
+    run.place(*(one(i, budget=1) for i in range(count)), **bundle)
+    run.until_left(count)
+    assert measured(run) == []
+
+
+def test_a_study_measures_each_signature_once_and_goes_by_it(tmp_path):
+    def look_up(config):
+        return ps.Tabulated({"loss": [1.0] * 4}, 10.0, signature=config["kind"])
+
+    on = ps.Simulated(devices=2, curve=ps.Curve(sharing=(1, 1.1, 5.0)))
+    made = ps.Study(
+        ps.TabulatedTask(look_up),
+        {"kind": ps.choice(["a", "b"])},
+        metric="loss",
+        mode="min",
+        algorithm=ps.Random(budget=4),
+        trials=8,
+        dir=tmp_path,
+        name="s",
     )
-    assert isinstance(run.said[place + 1][1], Report), "what is decided upon the report may go by it"
+    result = made.run(on=on, progress=False)
+    assert {trial.state for trial in result.trials} == {"finished"}
+    log = list(read(tmp_path / "s" / "log.jsonl"))
+    found = [e for e in log if isinstance(e, Measured)]
+    assert sorted((e.signature, e.kind) for e in found if e.kind == "sharing") == [("a", "sharing"), ("b", "sharing")]
+    signatures = {e.trial: e.config["kind"] for e in log if isinstance(e, Asked)}
+    where, together = {}, defaultdict(list)
+    for event in log:
+        if isinstance(event, Placed):
+            where[event.trial] = event.devices
+        elif isinstance(event, Reported):
+            together[event.clock, where[event.trial]].append(signatures[event.trial])
+    assert max(map(len, together.values())) == 2, "which is as far as it pays"
+    assert {len(set(kinds)) for kinds in together.values()} == {1}, "only those that can be fused"
 
 
 # Coming and going

@@ -4,6 +4,7 @@ import pytest
 
 from penstock.speed.curve import Curve
 from penstock.speed.model import UNKNOWN, SpeedModel
+from penstock.speed.sizes import LARGEST, UNKNOWN_SIZE
 
 
 def model(**settings):
@@ -13,32 +14,93 @@ def model(**settings):
     return made
 
 
+FREE = Curve((1.0,) * UNKNOWN_SIZE)
+
+
 def test_where_nothing_is_measured_nothing_is_assumed():
-    speed = model().speed(["gpu"])
+    speed = model(sharing="never").speed(["gpu"])
     assert speed.curve(0) == UNKNOWN.curve(0) == Curve()
     assert speed.unit(0) == UNKNOWN.unit(0) == 1
     assert speed.moving == UNKNOWN.moving == float("inf")
+    assert (speed.timed, speed.tried(0)) == (False, {})
     assert SpeedModel().speed(["gpu"]).curve(99) == Curve()
+
+
+def test_a_signature_of_which_nothing_is_measured_shares_for_free_so_that_its_first_bundle_measures_itself():
+    made = model()
+    made.know(9, "")
+    assert made.curve("gpu", 0) == FREE
+    assert made.curve("gpu", 9) == Curve(), "a trial that cannot be fused has a device to itself"
+    assert [made.size(signature, "gpu") for signature in ("a", "")] == [None, 1]
+    assert not made.speed(["gpu"]).shared(0)
+    made.shared("a", "gpu", {1: 1.0, 2: 1.1}, 2)
+    assert made.speed(["gpu"]).shared(0)
+    assert made.size("a", "gpu") == 2
+    assert made.curve("k80", 0) == FREE, "another device type is another"
+
+
+def test_several_devices_that_were_measured_say_nothing_of_sharing_one():
+    made = model()
+    made.spread("a", "gpu", {1: 1.0, 2: 0.5})
+    assert made.curve("gpu", 0) == Curve(FREE.sharing, (1.0, 0.5))
+    assert not made.speed(["gpu"]).shared(0)
+    assert made.speed(["gpu"]).tried(0) == {1: 1.0, 2: 0.5}
+    made.shared("a", "gpu", {1: 1.0, 2: 1.1}, 2)
+    assert made.curve("gpu", 0) == Curve((1.0, 1.1), (1.0, 0.5))
+
+
+def test_a_size_without_times_is_how_far_trials_share_for_free():
+    made = model()
+    made.shared("a", "gpu", {}, 8)
+    assert made.curve("gpu", 0) == Curve((1.0,) * 8)
+    assert made.size("a", "gpu") == 8
+    made.shared("a", "gpu", {}, 1)
+    assert made.curve("gpu", 0) == Curve()
+    assert made.speed(["gpu"]).shared(0), "trials that cannot be fused have nothing to measure"
 
 
 def test_a_measured_signature_has_its_curve_and_others_have_not():
     made = model()
     made.know(9, "b")
-    assert made.measured("a", "gpu", {1: 3.0, 2: 3.3}, {1: 3.0, 2: 1.5}) == []
+    assert made.shared("a", "gpu", {1: 3.0, 2: 3.3}, 2) == []
+    assert made.spread("a", "gpu", {1: 3.0, 2: 1.5}) == []
     assert made.curve("gpu", 0) == Curve((1.0, 1.1), (1.0, 0.5))
-    assert made.curve("gpu", 9) == Curve()
+    assert made.curve("gpu", 9) == FREE
 
 
 def test_what_was_smoothed_or_cut_is_said():
-    assert model().measured("a", "gpu", {1: 1.0, 2: 10.0}, {}) == [
-        "sharing stops to pay at 1 trial a device, of 2 tried"
-    ]
+    said = model().shared("a", "gpu", {1: 1.0, 2: 10.0}, 1)
+    assert said == ["sharing stops to pay at 1 trial a device, of 2 tried"]
+    said = model().spread("a", "gpu", {1: 1.0, 2: 0.6, 4: 0.9})
+    assert said == ["scaling stops to pay at 2 devices, of 4 tried"]
+
+
+def test_a_curve_ends_at_the_size_that_a_bundle_may_have_and_is_drawn_out_to_it():
+    made = model()
+    made.shared("a", "gpu", {1: 1.0, 2: 1.2, 4: 1.44}, 2)
+    assert made.curve("gpu", 0).sharing == pytest.approx((1, 1.2)), "memory holds no more"
+    made.shared("a", "gpu", {1: 1.0, 2: 1.2, 4: 1.44}, 16)
+    assert [made.curve("gpu", 0).sharing[count - 1] for count in (4, 8, 16)] == pytest.approx([1.44, 1.728, 2.0736])
+    made.shared("a", "gpu", {1: 1.0, 2: 1.2, 4: 1.44, 8: 30.0}, 16)
+    assert made.curve("gpu", 0).most == 4, "more were tried, and did not pay"
 
 
 def test_devices_that_may_not_be_shared_are_not():
-    made = model(shared=False)
-    made.measured("a", "gpu", {1: 1.0, 2: 1.0}, {1: 1.0, 2: 0.5})
+    made = model(sharing="never")
+    made.shared("a", "gpu", {1: 1.0, 2: 1.0}, 2)
+    made.spread("a", "gpu", {1: 1.0, 2: 0.5})
     assert made.curve("gpu", 0) == Curve((1.0,), (1.0, 0.5))
+    assert made.size("a", "gpu") == 1
+    assert made.speed(["gpu"]).shared(0), "there is nothing to measure"
+
+
+def test_devices_that_are_to_be_shared_are_whatever_that_costs():
+    made = model(sharing="forced")
+    assert made.size("a", "gpu") == made.curve("gpu", 0).most == LARGEST
+    made.shared("a", "gpu", {1: 1.0, 2: 10.0}, 3)
+    assert made.size("a", "gpu") == 3, "memory holds no more"
+    assert made.curve("gpu", 0) == Curve((1.0,) * 3)
+    assert made.size("", "gpu") == 1
 
 
 def test_a_unit_takes_what_was_seen_of_the_trial_else_of_its_like_else_of_all():
@@ -53,7 +115,8 @@ def test_a_unit_takes_what_was_seen_of_the_trial_else_of_its_like_else_of_all():
 
 def test_what_a_shared_unit_took_tells_what_it_would_take_alone():
     made = model()
-    made.measured("a", "gpu", {1: 1.0, 2: 1.25}, {1: 1.0, 2: 0.5})
+    made.shared("a", "gpu", {1: 1.0, 2: 1.25}, 2)
+    made.spread("a", "gpu", {1: 1.0, 2: 0.5})
     made.observed(0, "gpu", 1 / 2, 5.0)
     made.observed(1, "gpu", 2.0, 2.0)
     assert [made.unit("gpu", trial) for trial in (0, 1)] == [4, 4]
@@ -62,7 +125,7 @@ def test_what_a_shared_unit_took_tells_what_it_would_take_alone():
 
 def test_a_trial_that_moved_refines_the_curve():
     made = model()
-    made.measured("a", "gpu", {1: 1.0, 2: 1.1}, {})
+    made.shared("a", "gpu", {1: 1.0, 2: 1.1}, 2)
     made.observed(0, "gpu", 1.0, 2.0)
     made.observed(0, "gpu", 1 / 2, 2.6)  # 1.3 times as long, against 1.1 that were measured
     assert made.curve("gpu", 0).sharing == pytest.approx((1, 1.2))
@@ -70,10 +133,16 @@ def test_a_trial_that_moved_refines_the_curve():
     assert made.curve("gpu", 0).sharing == pytest.approx((1, 1.2)), "one trial's comparison counts once"
 
 
-def test_where_nothing_is_known_of_sharing_four_trials_are_taken_for_four_times_as_slow():
-    made = model()
+def test_where_devices_are_not_meant_to_be_shared_four_trials_are_taken_for_four_times_as_slow():
+    made = model(sharing="never")
     made.observed(0, "gpu", 1 / 4, 8.0)
     assert made.unit("gpu", 0) == 2
+
+
+def test_where_sharing_is_to_be_measured_a_unit_takes_what_it_took():
+    made = model()
+    made.observed(0, "gpu", 1 / 4, 8.0)
+    assert made.unit("gpu", 0) == 8
 
 
 def test_units_that_took_no_time_and_trials_that_nobody_knows_are_passed_over():
@@ -87,11 +156,35 @@ def test_moving_costs_what_starting_and_stopping_were_seen_to_take():
     made = model()
     made.stopped(1.0)
     assert made.speed(["gpu"]).moving == float("inf"), "nobody is moved before it was seen what starting costs"
+    assert (made.start, made.stop) == (0, 1)
     made.started(2.0)
     made.started(4.0)
     assert made.speed(["gpu"]).moving == 4
     made.started(-5.0)  # the first unit was quicker than the next: starting took nothing
     assert made.speed(["gpu"]).moving == 3
+
+
+def test_a_stop_is_taken_to_cost_as_much_as_a_start_until_one_was_seen():
+    made = model()
+    made.started(2.0)
+    assert made.speed(["gpu"]).moving == 4
+    made.stopped(0.5)
+    assert made.speed(["gpu"]).moving == 2.5
+    made.stopped(0.0)
+    assert made.speed(["gpu"]).moving == 2.25
+
+
+def test_what_an_earlier_study_saw_is_the_unit_of_trials_of_which_nothing_was_seen():
+    made = model()
+    made.know(9, "b")
+    assert made.mean("a", "gpu") is None
+    made.recall("a", "gpu", 4.0)
+    assert (made.unit("gpu", 0), made.unit("gpu", 9), made.mean("a", "gpu")) == (4, 4, 4)
+    assert made.mean("b", "gpu") is None, "of its own signature nothing was seen"
+    assert made.speed(["gpu"]).timed
+    made.observed(0, "gpu", 1.0, 8.0)
+    assert [made.unit("gpu", trial) for trial in (0, 1)] == [8, 6]
+    assert made.mean("a", "gpu") == 6
 
 
 def test_a_new_config_begins_anew():
@@ -100,14 +193,14 @@ def test_a_new_config_begins_anew():
     made.observed(1, "gpu", 1.0, 8.0)
     made.know(0, "a")
     assert made.unit("gpu", 0) == 6
-    made.measured("a", "gpu", {1: 1.0, 2: 1.1}, {})
+    made.shared("a", "gpu", {1: 1.0, 2: 1.1}, 2)
     made.observed(0, "gpu", 1 / 2, 99.0)
     assert made.curve("gpu", 0).sharing == (1, 1.1), "what its last config took alone compares with nothing"
 
 
 def test_the_first_unit_after_a_start_compares_with_nothing():
     made = model()
-    made.measured("a", "gpu", {1: 1.0, 2: 1.1}, {})
+    made.shared("a", "gpu", {1: 1.0, 2: 1.1}, 2)
     made.observed(0, "gpu", 1.0, 2.0)
     made.observed(0, "gpu", 1 / 2, 9.0, compare=False)
     assert made.curve("gpu", 0).sharing == (1, 1.1)
@@ -118,12 +211,15 @@ def test_the_first_unit_after_a_start_compares_with_nothing():
 
 def test_what_was_measured_on_one_device_type_says_nothing_of_another():
     made = model()
-    made.measured("a", "h200", {1: 1.0, 2: 1.1}, {1: 1.0, 2: 0.5})
-    made.measured("a", "k80", {1: 4.0, 2: 6.0}, {})
+    made.shared("a", "h200", {1: 1.0, 2: 1.1}, 2)
+    made.spread("a", "h200", {1: 1.0, 2: 0.5})
+    made.shared("a", "k80", {1: 4.0, 2: 6.0}, 2)
     speed = made.speed(["h200", "k80", "cpu"])
     assert speed.types["h200"].curve(0) == Curve((1.0, 1.1), (1.0, 0.5))
     assert speed.types["k80"].curve(0) == Curve((1.0, 1.5))
-    assert speed.types["cpu"].curve(0) == speed.curve(0) == Curve(), "nothing is assumed"
+    assert speed.types["cpu"].curve(0) == FREE, "its first bundle there is to measure that"
+    assert speed.curve(0) == Curve(), "nothing is assumed"
+    assert [speed.types[type].shared(0) for type in ("h200", "k80", "cpu")] == [True, True, False]
     assert made.speed(["k80"]).types == {}
     assert made.speed(["k80"]).curve(0) == Curve((1.0, 1.5))
     assert made.known("a", "k80") == ({1: 1.0, 2: 1.5}, {})
@@ -145,7 +241,7 @@ def test_a_unit_takes_on_a_type_what_was_seen_there():
 def test_a_trial_that_moved_to_another_type_compares_with_nothing_there():
     made = model()
     for type in ("h200", "k80"):
-        made.measured("a", type, {1: 1.0, 2: 1.1}, {})
+        made.shared("a", type, {1: 1.0, 2: 1.1}, 2)
     made.observed(0, "h200", 1.0, 2.0)
     made.observed(0, "k80", 1 / 2, 20.0)
     assert {made.curve(type, 0).sharing for type in ("h200", "k80")} == {(1, 1.1)}

@@ -20,13 +20,17 @@ PROFILE = Profile(
     task="Digits 1f",
     device="H200 torch 2.13.0",
     signature="a" * 40,
-    way="native",
+    kind="sharing",
+    table={1: 0.1 + 0.2, 2: 1e-300, 64: 3.5},
     size=64,
-    seconds={1: 0.1 + 0.2, 2: 1e-300, 64: 3.5},
-    bytes=(1_000_000, 250_000),
+    way="native",
     reason="64 together train 2.3× as fast — one ünit",
 )
-KEY = (PROFILE.task, PROFILE.device, PROFILE.signature)
+KEY = (PROFILE.task, PROFILE.device, PROFILE.signature, PROFILE.kind)
+
+
+def named(signature):
+    return (*KEY[:2], signature, PROFILE.kind)
 
 
 def throughput(**steps):
@@ -152,7 +156,7 @@ def test_a_profile_comes_back_as_it_was(tmp_path):
     profiles.put(PROFILE)
     assert profiles.get(*KEY) == PROFILE
     assert Profiles.open(str(path)).get(*KEY) == PROFILE
-    for other in (("x", *KEY[1:]), (KEY[0], "x", KEY[2]), (*KEY[:2], "x")):
+    for other in (("x", *KEY[1:]), (KEY[0], "x", *KEY[2:]), named("x"), (*KEY[:3], "scaling")):
         assert Profiles.open(path).get(*other) is None
 
 
@@ -161,10 +165,106 @@ def test_opening_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_profile_without_bytes_comes_back(tmp_path):
-    profile = replace(PROFILE, bytes=None, seconds={})
+def test_a_profile_of_numbers_alone_comes_back(tmp_path):
+    profile = Profile(*KEY[:3], "moving", {0: 0.0, 1: 1.5})
     Profiles.open(tmp_path / "p").put(profile)
-    assert Profiles.open(tmp_path / "p").get(*KEY) == profile
+    assert Profiles.open(tmp_path / "p").get(*KEY[:3], "moving") == profile
+    assert (profile.size, profile.way, profile.reason) == (0, "", "")
+
+
+def test_what_is_known_already_is_not_written_again(tmp_path):
+    Profiles.open(tmp_path / "p").put(PROFILE)
+    again = Profiles.open(tmp_path / "p")
+    again.put(replace(PROFILE, table=dict(PROFILE.table)))
+    assert len(lines(tmp_path / "p")) == 1
+    again.put(replace(PROFILE, reason="another"))
+    assert len(lines(tmp_path / "p")) == 2
+
+
+def test_what_is_not_to_be_kept_is_known_to_this_study_alone(tmp_path):
+    Profiles.open(tmp_path / "p").put(PROFILE)
+    profiles = Profiles.open(tmp_path / "p", kept=False)
+    assert profiles.get(*KEY) == PROFILE
+    profiles.put(replace(PROFILE, size=2))
+    assert profiles.get(*KEY).size == 2
+    assert Profiles.open(tmp_path / "p").get(*KEY) == PROFILE
+    Profiles.open(tmp_path / "deep" / "q", kept=False).put(PROFILE)
+    assert [one.name for one in tmp_path.iterdir()] == ["p"]
+
+
+# Kinds of measurement
+
+SCALING = Profile(*KEY[:3], "scaling", {1: 3.0, 2: 1.75}, 2, "distributed", "2 devices")
+UNIT = Profile(*KEY[:3], "unit", {1: 30.0})
+MOVING = Profile(*KEY[:3], "moving", {0: 2.0, 1: 0.5})
+KINDS = (PROFILE, SCALING, UNIT, MOVING)
+
+
+def kept(path):
+    profiles = Profiles.open(path)
+    return {one.kind: profiles.get(*KEY[:3], one.kind) for one in KINDS}
+
+
+def test_measurements_of_several_kinds_lie_side_by_side_whoever_writes_them_and_when(tmp_path):
+    first, second = Profiles.open(tmp_path / "p"), Profiles.open(tmp_path / "p")
+    first.put(PROFILE)
+    second.put(SCALING)  # that object has never seen the first one's line
+    first.put(UNIT)
+    second.put(MOVING)
+    assert kept(tmp_path / "p") == {one.kind: one for one in KINDS}
+    second.put(replace(MOVING, table={0: 9.0, 1: 9.0}))
+    first.put(replace(UNIT, table={1: 7.0}))
+    assert kept(tmp_path / "p")["sharing"] == PROFILE
+    assert kept(tmp_path / "p")["scaling"] == SCALING
+    assert kept(tmp_path / "p")["unit"].table == {1: 7.0}
+    assert kept(tmp_path / "p")["moving"].table == {0: 9.0, 1: 9.0}
+
+
+def test_measurements_of_several_kinds_survive_a_rewrite(tmp_path, monkeypatch):
+    profiles = Profiles.open(tmp_path / "p")
+    for one in KINDS:
+        profiles.put(one)
+    for i in range(20):
+        profiles.put(replace(UNIT, table={1: float(i)}))
+    monkeypatch.setattr(module, "LINES", 10)
+    Profiles.open(tmp_path / "p")
+    assert len(lines(tmp_path / "p")) == 4
+    assert kept(tmp_path / "p") == {one.kind: one for one in (PROFILE, SCALING, replace(UNIT, table={1: 19.0}), MOVING)}
+
+
+def test_all_that_is_known_of_a_task_on_a_device_is_found(tmp_path):
+    profiles = Profiles.open(tmp_path / "p")
+    for one in (*KINDS, replace(UNIT, signature="b"), replace(UNIT, task="other"), replace(UNIT, device="cpu")):
+        profiles.put(one)
+    assert Profiles.open(tmp_path / "p").of(*KEY[:2]) == [*KINDS, replace(UNIT, signature="b")]
+
+
+IN_TURNS = """
+import sys
+from dataclasses import replace
+from penstock.speed.profiles import Profiles
+from tests.speed.test_profiles import KINDS
+profiles = Profiles.open("p")
+print("ready", flush=True)
+for line in sys.stdin:
+    profiles.put(KINDS[int(line)])
+    print("done", flush=True)
+"""
+
+
+def test_two_processes_that_measure_in_turns_lose_nothing_of_each_other(tmp_path):
+    both = [started(tmp_path, IN_TURNS) for _ in range(2)]
+    for one in both:
+        assert one.stdout.readline() == "ready\n", "both have opened the file, which is not there yet"
+    for i in range(len(KINDS)):
+        one = both[i % 2]
+        one.stdin.write(f"{i}\n")
+        one.stdin.flush()
+        assert one.stdout.readline() == "done\n"
+    for one in both:
+        one.communicate(timeout=60)
+        assert one.returncode == 0
+    assert kept(tmp_path / "p") == {one.kind: one for one in KINDS}
 
 
 def test_the_last_one_counts(tmp_path):
@@ -178,6 +278,7 @@ def test_the_last_one_counts(tmp_path):
 
 
 LINE = json.dumps(vars(PROFILE)).encode()
+TABLE = json.dumps(PROFILE.table).encode()
 
 
 @pytest.mark.parametrize(
@@ -195,20 +296,26 @@ LINE = json.dumps(vars(PROFILE)).encode()
         LINE[: len(LINE) // 2],
         LINE + LINE,
         LINE.replace(b'"size": 64', b'"size": "64"'),
-        LINE.replace(b'"size": 64', b'"size": 0'),
+        LINE.replace(b'"size": 64', b'"size": -1'),
         LINE.replace(b'"size": 64', b'"size": true'),
         LINE.replace(b'"size": 64', b'"size": 64, "more": 1'),
-        LINE.replace(b'"size": 64, ', b""),
         LINE.replace(b'"native"', b"7"),
         LINE.replace(b'"native"', b"[]"),
         LINE.replace(b'"Digits 1f"', b"[]"),
         LINE.replace(b'"64": 3.5', b'"many": 3.5'),
         LINE.replace(b'"64": 3.5', b'"64": "long"'),
         LINE.replace(b'"64": 3.5', b'"64": null'),
-        LINE.replace(b"[1000000, 250000]", b"[1000000]"),
-        LINE.replace(b"[1000000, 250000]", b"[Infinity, 1]"),
-        LINE.replace(b"[1000000, 250000]", b"{}"),
-        LINE.replace(b"[1000000, 250000]", b"7"),
+        LINE.replace(b'"64": 3.5', b'"64": -1.0'),
+        LINE.replace(b'"64": 3.5', b'"64": Infinity'),
+        LINE.replace(b'"64": 3.5', b'"64": NaN'),
+        LINE.replace(b'"table"', b'"seconds"'),
+        LINE.replace(TABLE, b"{}"),
+        LINE.replace(TABLE, b"[1.0]"),
+        LINE.replace(TABLE, b"7"),
+        LINE.replace(b'"sharing"', b'"packing"'),
+        LINE.replace(b'"sharing"', b"7"),
+        LINE.replace(b'"sharing"', b"[]"),
+        LINE.replace(b'"kind": "sharing", ', b""),
     ],
 )
 def test_a_damaged_line_is_passed_over(tmp_path, garbage):
@@ -224,8 +331,8 @@ def test_a_damaged_line_is_passed_over(tmp_path, garbage):
     Profiles.open(path).put(after)
     profiles = Profiles.open(path)
     assert profiles.get(*KEY) is None
-    assert profiles.get(*KEY[:2], "before") == before
-    assert profiles.get(*KEY[:2], "after") == after
+    assert profiles.get(*named("before")) == before
+    assert profiles.get(*named("after")) == after
 
 
 def test_a_line_that_was_torn_costs_only_itself(tmp_path):
@@ -238,12 +345,12 @@ def test_a_line_that_was_torn_costs_only_itself(tmp_path):
         Profiles.open(path).put(PROFILE)
         profiles = Profiles.open(path)
         assert profiles.get(*KEY) == PROFILE
-        assert profiles.get(*KEY[:2], "first") is not None
-        assert profiles.get(*KEY[:2], "torn") is None
+        assert profiles.get(*named("first")) is not None
+        assert profiles.get(*named("torn")) is None
     path.write_bytes(whole[:-1])  # whole but for its newline
     Profiles.open(path).put(PROFILE)
     assert Profiles.open(path).get(*KEY) == PROFILE
-    assert Profiles.open(path).get(*KEY[:2], "torn") is not None
+    assert Profiles.open(path).get(*named("torn")) is not None
 
 
 def test_a_file_that_cannot_be_read_or_written_fails_nothing(tmp_path):
@@ -270,14 +377,14 @@ def test_a_full_disk_fails_nothing_and_is_no_worse_than_a_torn_line(tmp_path, mo
     monkeypatch.undo()
     profiles.put(PROFILE)
     assert Profiles.open(tmp_path / "p").get(*KEY) == PROFILE
-    assert profiles.get(*KEY[:2], "none") is not None
+    assert profiles.get(*named("none")) is not None
 
 
 def test_no_file_stays_open(tmp_path):
     profiles = Profiles.open(tmp_path / "p")
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
-        profiles.put(PROFILE)
+    for size in range(5):
+        profiles.put(replace(PROFILE, size=size))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -298,7 +405,7 @@ def test_a_long_file_is_compacted_when_it_is_opened(tmp_path):
     assert len(lines(path)) == 7
     again = Profiles.open(path)
     for i in range(7):
-        assert again.get(*KEY[:2], str(i)) == opened.get(*KEY[:2], str(i)) == profiles.get(*KEY[:2], str(i))
+        assert again.get(*named(str(i))) == opened.get(*named(str(i))) == profiles.get(*named(str(i)))
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -306,9 +413,9 @@ def test_a_file_of_too_many_profiles_keeps_the_newest(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LINES", 10)
     path = tmp_path / "p"
     profiles = Profiles.open(path)
-    for name in [*range(11), 0]:
-        profiles.put(replace(PROFILE, signature=str(name)))
-    assert Profiles.open(path).get(*KEY[:2], "3") is not None  # the study that compacts has read them all
+    for i, name in enumerate([*range(11), 0]):
+        profiles.put(replace(PROFILE, signature=str(name), size=i))
+    assert Profiles.open(path).get(*named("3")) is not None  # the study that compacts has read them all
     assert [json.loads(line)["signature"] for line in lines(path)] == ["7", "8", "9", "10", "0"]
 
 
@@ -322,7 +429,7 @@ def test_a_long_file_that_cannot_be_rewritten_is_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.replace", refuse)
     profiles = Profiles.open(path)
-    assert all(profiles.get(*KEY[:2], str(i)) for i in range(5))
+    assert all(profiles.get(*named(str(i))) for i in range(5))
     assert len(lines(path)) == 5
     assert list(tmp_path.iterdir()) == [path]
 
@@ -341,19 +448,21 @@ for i in range(300):
 """
 
 
+def started(folder, code, *arguments):
+    """A process that runs code in a folder, and is told and tells by lines."""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
 def test_two_processes_append_at_once(tmp_path):
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", APPEND, name],
-            cwd=tmp_path,
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name in "xy"
-    ]
+    both = [started(tmp_path, APPEND, name) for name in "xy"]
     for one in both:
         assert one.stdout.readline() == "ready\n"
     for one in both:
@@ -367,7 +476,7 @@ def test_two_processes_append_at_once(tmp_path):
     for name in "xy":  # each in its own order
         assert [n for n in names if n.startswith(name)] == [f"{name} {i}" for i in range(300)]
     profiles = Profiles.open(tmp_path / "p")
-    assert all(profiles.get(*KEY[:2], name).reason == name[0] * 3000 for name in names)
+    assert all(profiles.get(*named(name)).reason == name[0] * 3000 for name in names)
 
 
 def test_neither_module_needs_torch():
