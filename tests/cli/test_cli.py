@@ -385,8 +385,8 @@ def test_show_tells_how_trials_share_devices() -> None:
     write(Path(".penstock"), "digits-1", fused())
     text = penstock("show", "digits-1", "--top", 0).stdout
     assert re.search(r"^modes +2 fused  2 solo", text, re.MULTILINE)
-    assert re.search(r"^aaaaaaaa +native +4 +2 trials together pay", text, re.MULTILINE)
-    assert re.search(r"^bbbbbbbb +solo +1 +native: item at \[x\].py:3: it depends on one trial", text, re.MULTILINE)
+    assert re.search(r"^aaaaaaaa +native +4 trials +2 trials together pay", text, re.MULTILINE)
+    assert re.search(r"^bbbbbbbb +solo +1 trial +native: item at \[x\].py:3: it depends on one", text, re.MULTILINE)
     said = answer("show", "digits-1")
     assert said["modes"] == {"fused": 2, "solo": 2}
     assert said["measured"][1]["reason"].startswith("native: item at [x].py:3")
