@@ -15,8 +15,8 @@ from penstock.executors.simulated.executor import SimulatedExecutor
 from penstock.log.events import Asked, Failed, Opened, Placed, Reported, read
 from penstock.log.history import History
 from penstock.scheduling.fifo import fifo
+from penstock.settings import SCHEDULERS
 from penstock.speed.model import SpeedModel
-from penstock.study import SCHEDULERS
 
 
 class Engine:

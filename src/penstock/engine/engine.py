@@ -7,13 +7,14 @@ algorithm, log what it wants next. Everything above the executor happens here, i
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from penstock.bundle import Failed, Finished, Measured, Parted, Saved, Stopped
 from penstock.engine.clocking import Pace
 from penstock.engine.decisions import Decider, told
 from penstock.engine.fusing import Fusing
+from penstock.engine.limits import Deadline, Limit, soonest
 from penstock.engine.placing import Placing
 from penstock.errors import PenstockError, StudyError, TaskError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
@@ -23,20 +24,12 @@ from penstock.log.history import History, TrialRecord
 from penstock.log.states import States, needed
 from penstock.scheduling.base import Scheduler
 from penstock.scheduling.growing import Growing
-from penstock.trial import Config, Report, StateRef, Usage, score
+from penstock.trial import Config, Report, StateRef, Usage
 
 DRY = 3  # configs that are tried before the task is said to be at fault
 RETRIES = 3  # of a trial whose worker died, before it is given up
 WATCH = 0.25  # seconds after which whoever watches is shown the clock, though nothing happened
 GRACE = 1.0  # seconds that a trial is given to stop once the deadline has passed
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When a study stops before its algorithm is done."""
-
-    deadline: float | None = None
-    target: float | None = None
 
 
 class Engine:
@@ -51,7 +44,7 @@ class Engine:
         schedule: Scheduler,
         *,
         states: States,
-        limits: Limits,
+        limits: Sequence[Limit] = (),
         fusing: Fusing | None = None,
         pace: Pace | None = None,
         growing: Growing | None = None,
@@ -124,11 +117,11 @@ class Engine:
         while True:
             if self.interrupted:
                 return "interrupted"
-            if self._target_reached():
-                return "target"
-            left = None if self.limits.deadline is None else self.limits.deadline - self.clock()
-            if left is not None and left <= 0:
-                return "deadline"
+            clock = self.clock()
+            for limit in self.limits:
+                if limit.reached(self.history, clock):
+                    return limit.reason
+            left = soonest(self.limits, clock)
             self.placing.place()
             if not self.placing.running and not self.placing.waiting:
                 return "done"
@@ -147,7 +140,7 @@ class Engine:
         self.placing.stop()
         end = self.executor.now() + GRACE
         while self.placing.running:
-            left = end - self.executor.now() if reason == "deadline" else None
+            left = end - self.executor.now() if reason == Deadline.reason else None
             if left is not None and left <= 0:
                 return  # a function between two reports: its last report stands
             for event in self.executor.wait(left):
@@ -293,12 +286,6 @@ class Engine:
                 f"The group {asked.group!r} asks for trial {asked.trial} to {asked.budget} units, and it has reported "
                 f"{reported} units already: an algorithm asks for more."
             )
-
-    def _target_reached(self) -> bool:
-        best, target = self.history.best, self.limits.target
-        if best is None or target is None:
-            return False
-        return best.best_score >= score({"": target}, "", self.history.mode)
 
     def _dry_batch(self, opened: events.Opened, configs: list[Config]) -> None:
         """Try configs until one trains: an error of one config is its trial's, an error of all is the task's."""
