@@ -181,7 +181,7 @@ def imports(path):
 
 def test_6_nothing_above_the_executor_reads_the_machines_clock():
     above = modules(
-        *("study.py", "result.py", "engine/*.py", "log/history.py", "log/changes.py"),
+        *("study.py", "settings.py", "result.py", "engine/*.py", "log/history.py", "log/changes.py"),
         *("algorithms/*.py", "scheduling/**/*.py"),
     )
     assert len(above) > 10
@@ -198,7 +198,7 @@ def test_9_trials_are_a_total_over_any_number_of_resumes():
 
 LEVELS = [
     ["cli"],
-    ["study", "stopping", "report", "result"],
+    ["study", "stopping", "settings", "report", "result"],
     ["engine"],
     ["algorithms", "scheduling"],
     ["executors"],

@@ -1,9 +1,9 @@
 """Studies: what is refused, what goes on, and what comes back."""
 
-import inspect
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +15,7 @@ from torch import nn
 import penstock as ps
 from penstock.executors.ray.cluster import code_of
 from penstock.log.events import Asked, Opened, Reported, read
+from penstock.settings import RunSettings
 from penstock.stopping import say_how_to_resume
 from penstock.study import seconds
 from tests.tasks import Blobs, trivial
@@ -103,11 +104,39 @@ def test_bad_parts_are_refused_where_they_are_made(make, said):
         (dict(growing="worst"), 'growing must be "best" or "evenly", got \'worst\''),
         (dict(mixed_types="h200"), "mixed_types must be True or False, got 'h200'"),
         (dict(workers=0), "workers must be a whole number above 0, got 0"),
+        (dict(workers=True), "workers must be a whole number above 0, got True"),
+        (dict(workers=2, on=ps.Simulated(2)), "workers= is for real devices"),
+        (dict(weight=0, on="ray"), "weight must be a number above 0, got 0"),
+        (dict(weight=2), "weight= is a study's part of a Ray cluster"),
+        (dict(scheduler="fifo", sharing="fused"), 'a device of its own: leave sharing="fused" out'),
     ],
 )
 def test_bad_ways_to_run(changes, said):
+    for run in (study().run, RunSettings, partial(ps.tune, trivial, SPACE, **GOOD)):
+        with pytest.raises(ps.StudyError, match=said):
+            run(**changes)
+    assert not Path(".penstock").exists()
+
+
+class Halved(Blobs):
+    shards = 2
+
+
+@pytest.mark.parametrize(
+    ("task", "states", "changes", "said"),
+    [
+        (ps.TabulatedTask(lambda config: ps.Tabulated({"loss": [1.0]}, 1)), None, {}, "looked up and not trained"),
+        (Blobs(), "memory://s", dict(workers=2), "Expected a place that all workers reach, got states='memory://s'"),
+        (Halved(), None, {}, "has shards = 2, .* and without workers= there is one: use workers=2 or more"),
+        (Halved(), None, dict(on=ps.Simulated(4)), "and a simulated cluster has none: run it on real ones"),
+        (Halved(), None, dict(workers=2, sharing="fused"), "got sharing='fused': leave it out"),
+        (Halved(), None, dict(workers=1), "got workers=1: use workers=2 or more"),
+    ],
+)
+def test_ways_to_run_that_the_task_does_not_allow(task, states, changes, said):
     with pytest.raises(ps.StudyError, match=said):
-        study().run(**changes)
+        study(task, states=states).run(**changes)
+    assert not Path(".penstock").exists()
 
 
 @pytest.mark.parametrize("dir", ["/proc/penstock", "file"])
@@ -359,6 +388,10 @@ def test_the_log_says_what_was_run():
     (opened,) = [e for e in log() if isinstance(e, Opened)]
     assert opened.settings["algorithm"].startswith("Random(budget=2")
     assert opened.settings["trials"] == 3
+    assert opened.settings["run"] == RunSettings().plain()
+    study(name="s").run(on=ps.Simulated(3), sharing="solo", progress=False)
+    *_, opened = [e for e in log() if isinstance(e, Opened)]
+    assert opened.settings["run"] == {**RunSettings().plain(), "on": "Simulated(devices=3)", "sharing": "solo"}
     assert [e.trial for e in log() if isinstance(e, Asked)] == [0, 1, 2]
 
 
@@ -389,10 +422,10 @@ def test_the_code_of_a_file_is_its_folder_or_that_of_the_package_it_runs_in(monk
 
 
 def test_how_to_resume_says_where_and_how(capsys):
-    usual = inspect.signature(ps.Study.run).parameters
-    say_how_to_resume(Path(".penstock/s"), "local", {}, usual)
-    how = {"workers": 2, "mixed_types": True, "growing": "best"}
-    say_how_to_resume(Path("here/s"), "ray?idle=30", how, usual)
-    here, there = capsys.readouterr().err.splitlines()
+    say_how_to_resume(Path(".penstock/s"), RunSettings())
+    say_how_to_resume(Path("here/s"), RunSettings("ray?idle=30", workers=2, mixed_types=True))
+    say_how_to_resume(Path(".penstock/s"), RunSettings(ps.Simulated(4), scheduler="fifo"))
+    here, there, nowhere = capsys.readouterr().err.splitlines()
     assert here.endswith("penstock resume s")
     assert there.endswith("penstock resume s --dir here --on 'ray?idle=30' --workers 2 --mixed-types")
+    assert nowhere.endswith("penstock resume s --on simulated --devices 4 --scheduler fifo")

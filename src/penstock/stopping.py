@@ -6,13 +6,12 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from inspect import Parameter
 from pathlib import Path
-from typing import Any
 
-from penstock.executors.simulated.executor import Simulated
+from penstock.executors.simulated.settings import Simulated
+from penstock.settings import RunSettings
 
 
 @contextmanager
@@ -37,17 +36,15 @@ def stoppable(interrupt: Callable[[], None]) -> Iterator[None]:
             signal.signal(one, old)
 
 
-def say_how_to_resume(dir: Path, on: str | Simulated, how: Mapping[str, Any], usual: Mapping[str, Parameter]) -> None:
-    """The whole command: the log keeps what is tuned, and not where and how it runs."""
+def say_how_to_resume(dir: Path, settings: RunSettings) -> None:
+    """Print the whole command: `penstock resume` takes up what is tuned from the log, but not where and how it runs."""
     words = ["penstock", "resume", dir.name]
     if dir.parent != Path(".penstock"):
         words += ["--dir", str(dir.parent)]
-    if isinstance(on, Simulated):
-        words += ["--on", "simulated", "--devices", str(len(on.cluster()))]
-    elif on != "local":
-        words += ["--on", on]
-    for key, value in how.items():
-        if value != usual[key].default:
-            words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+    for name, value in settings.changed().items():
+        if isinstance(value, Simulated):
+            words += ["--on", "simulated", "--devices", str(len(value.cluster()))]
+        else:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     with suppress(OSError):  # nobody looks any more
         print(f"Interrupted; go on with: {shlex.join(words)}", file=sys.stderr)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from penstock import __version__
 from penstock.algorithms.base import Algorithm
@@ -18,10 +18,10 @@ from penstock.algorithms.sampling import Search
 from penstock.bundle import Job
 from penstock.engine.clocking import Pace, Shelf
 from penstock.engine.decisions import Decider, replay
-from penstock.engine.engine import Engine, Limits
+from penstock.engine.engine import Engine
+from penstock.engine.limits import Deadline, Limit, Target
 from penstock.errors import StudyError
 from penstock.executors.base import Executor
-from penstock.executors.ray.cluster import is_ray
 from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
 from penstock.log import events
 from penstock.log.changes import changes, check_configs, check_states, given
@@ -30,30 +30,17 @@ from penstock.log.history import History
 from penstock.log.states import States
 from penstock.log.timeline import Row, timeline
 from penstock.result import Result
-from penstock.scheduling.base import Scheduler
-from penstock.scheduling.fifo import fifo
-from penstock.scheduling.fluid import dynamic_fluid, static_fluid
-from penstock.scheduling.growing import FIRST, First, Growing
 from penstock.scheduling.sharded import sharded
-from penstock.scheduling.waterfill import waterfill
+from penstock.settings import RunSettings, check_task
 from penstock.space import Space
 from penstock.speed.model import Sharing, SpeedModel
 from penstock.speed.profiles import Profiles
 from penstock.stopping import say_how_to_resume, stoppable
-from penstock.tabulated import TabulatedTask
 from penstock.task import FunctionTask, as_task, fingerprint, shards, task_name
 from penstock.trial import Mode, plain
 
 if TYPE_CHECKING:
     import optuna
-
-
-SCHEDULERS: dict[str, Scheduler] = {
-    "waterfill": waterfill,
-    "dynamic_fluid": dynamic_fluid,
-    "static_fluid": static_fluid,
-    "fifo": fifo,
-}
 
 
 class Study:
@@ -203,11 +190,19 @@ class Study:
             allow_changes: go on although the task, the space or the algorithm changed since the log was written.
             progress: show it; None where a person is looking.
         """
-        schedule = self._check_run(on, sharing, scheduler, workers, weight)
-        grows = _growing(growing, mixed_types)
+        how = RunSettings(
+            on=on,
+            workers=workers,
+            weight=weight,
+            sharing=sharing,
+            scheduler=scheduler,
+            growing=growing,
+            mixed_types=mixed_types,
+        )
+        check_task(how, self.task, self.states)
         log = self._open()
         try:
-            settings = self._settings(log.dir.name)
+            settings = {**self._settings(log.dir.name), "run": how.plain()}
             settings["changed"] = changes(log.past, settings, self.algorithm.grows, allow_changes)
             if settings["changed"]:
                 check_configs(log.past, self.space)
@@ -215,20 +210,19 @@ class Study:
             pending = replay(log.past, history, decider, given=given(log.past, bool(settings["changed"])))
             pending += decider.opened(self.trials)
             states = self._states(log, history, allow_changes)
-            executor = self._executor(on, workers, weight, log.dir)
+            executor = self._executor(how, log.dir)
             try:
-                limits = Limits(self.deadline, self.target)
                 engine = Engine(
                     log,
                     history,
                     decider,
                     executor,
-                    schedule,
+                    sharded if shards(self.task) > 1 else how.schedule,
                     states=states,
-                    limits=limits,
-                    pace=self._pace(executor, sharing, scheduler, log.dir),
-                    spreads=self._spreads(executor, sharing),
-                    growing=grows,
+                    limits=self._limits(),
+                    pace=self._pace(executor, how, log.dir),
+                    spreads=self._spreads(executor, how),
+                    growing=how.growth,
                     shards=shards(self.task),
                 )
                 with self._progress(progress) as engine.watch, stoppable(engine.interrupt):
@@ -236,9 +230,7 @@ class Study:
                 if reason == "interrupted":
                     raise KeyboardInterrupt
             except KeyboardInterrupt:
-                how = {"workers": workers, "weight": weight, "sharing": sharing, "scheduler": scheduler}
-                how |= {"growing": growing, "mixed_types": mixed_types}
-                say_how_to_resume(log.dir, on, how, inspect.signature(self.run).parameters)
+                say_how_to_resume(log.dir, how)
                 raise
             finally:
                 executor.close()
@@ -302,82 +294,42 @@ class Study:
         kept: dict[str, Any] = plain(settings)
         return kept
 
-    def _check_run(
-        self, on: str | Simulated, sharing: str, scheduler: str, workers: int | None, weight: float
-    ) -> Scheduler:
-        ray = is_ray(on)
-        if isinstance(on, Simulated):
-            if workers is not None:
-                raise StudyError("workers= is for real devices: a simulated cluster has Simulated(devices=...).")
-        elif on != "local" and not ray:
-            raise StudyError(
-                f'on must be "local", "ray", "ray://host:port" or penstock.Simulated(devices=64), got {on!r}.'
-            )
-        elif isinstance(self.task, TabulatedTask):
-            raise StudyError(
-                "The trials of a TabulatedTask are looked up and not trained: run it on a simulated cluster, as in "
-                "study.run(on=penstock.Simulated(devices=8)), or with --on simulated."
-            )
-        if sharing not in ("auto", "solo", "fused", "distributed"):
-            raise StudyError(f'sharing must be "auto", "solo", "fused" or "distributed", got {sharing!r}.')
-        if scheduler not in SCHEDULERS:
-            raise StudyError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {scheduler!r}.")
-        if scheduler == "fifo" and sharing in ("fused", "distributed"):
-            raise StudyError(f'scheduler="fifo" gives each trial a device of its own: leave sharing="{sharing}" out.')
-        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-            raise StudyError(f"workers must be a whole number above 0, got {workers!r}.")
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise StudyError(f"weight must be a number above 0, got {weight!r}.")
-        if (count := shards(self.task)) > 1:
-            self._check_shards(on, sharing, count, workers, ray=ray)
-        if weight != 1 and not ray:
-            raise StudyError('weight= is a study\'s part of a Ray cluster: it goes with on="ray".')
-        if (ray or (workers or 1) > 1) and self.states is not None and self.states.startswith("memory:"):
-            raise StudyError(f"Expected a place that all workers reach, got states={self.states!r}: use workers=1.")
-        return sharded if shards(self.task) > 1 else SCHEDULERS[scheduler]
+    def _limits(self) -> list[Limit]:
+        target: list[Limit] = [] if self.target is None else [Target(self.target)]
+        return target if self.deadline is None else [*target, Deadline(self.deadline)]
 
-    def _check_shards(self, on: str | Simulated, sharing: str, count: int, workers: int | None, *, ray: bool) -> None:
-        what = f"{task_name(self.task)} has shards = {count}, so that each trial trains on {count} devices"
-        if sharing in ("solo", "fused"):
-            raise StudyError(f"{what}, got sharing={sharing!r}: leave it out.")
-        if workers is None and not ray and not isinstance(on, Simulated):
-            raise StudyError(f"{what}, and without workers= there is one: use workers={count} or more.")
-        if workers is not None and workers < count:
-            raise StudyError(f"{what}, got workers={workers}: use workers={count} or more.")
-
-    def _executor(self, on: str | Simulated, workers: int | None, weight: float, dir: Path) -> Executor:
+    def _executor(self, how: RunSettings, dir: Path) -> Executor:
         job = Job(self.task, self.seed, self.metric, self.mode, States.of_study(dir, self.states))
-        if isinstance(on, Simulated):
-            return SimulatedExecutor(job, on)
-        if on != "local":
+        if isinstance(how.on, Simulated):
+            return SimulatedExecutor(job, how.on)
+        if how.ray:
             from penstock.executors.ray.cluster import code_of, settings
             from penstock.executors.ray.executor import RayExecutor
 
-            address, more = settings(on)
-            folder = None if self.file is None else code_of(Path(self.file))
-            least = shards(self.task)
-            return RayExecutor(job, address, workers=workers, least=least, weight=weight, folder=folder, **more)
-        if workers is None or workers == 1:
+            address, more = settings(how.on)
+            folder, least = None if self.file is None else code_of(Path(self.file)), shards(self.task)
+            return RayExecutor(job, address, workers=how.workers, least=least, weight=how.weight, folder=folder, **more)
+        if how.workers is None or how.workers == 1:
             from penstock.executors.local import LocalExecutor
 
             return LocalExecutor(job)
         from penstock.executors.processes.executor import ProcessExecutor
 
-        return ProcessExecutor(job, workers)
+        return ProcessExecutor(job, how.workers)
 
-    def _pace(self, executor: Executor, sharing: str, scheduler: str, dir: Path) -> Pace:
+    def _pace(self, executor: Executor, how: RunSettings, dir: Path) -> Pace:
         """What is learnt of the trials' speed; where trials share devices, as far as that pays."""
-        alone = sharing in ("solo", "distributed") or scheduler == "fifo" or isinstance(self.task, FunctionTask)
-        together: Sharing = "forced" if sharing == "fused" else "measured"
+        together: Sharing = "forced" if how.sharing == "fused" else "measured"
+        alone = how.sharing in ("solo", "distributed") or how.scheduler == "fifo" or isinstance(self.task, FunctionTask)
         if alone or shards(self.task) > 1 or "fused" not in executor.modes:
             together = "never"
-        model = SpeedModel(together, spreads=self._spreads(executor, sharing))
+        model = SpeedModel(together, spreads=self._spreads(executor, how))
         profiles = Profiles.open(dir.parent / "profiles.jsonl", kept=not executor.virtual)
         return Pace(model, Shelf(profiles, fingerprint(self.task)))
 
-    def _spreads(self, executor: Executor, sharing: str) -> bool:
+    def _spreads(self, executor: Executor, how: RunSettings) -> bool:
         """Whether one trial may have several devices."""
-        return "distributed" in executor.modes and sharing in ("auto", "distributed") and shards(self.task) == 1
+        return "distributed" in executor.modes and how.sharing in ("auto", "distributed") and shards(self.task) == 1
 
     @contextmanager
     def _progress(self, wanted: bool | None) -> Iterator[Callable[[History], None] | None]:
@@ -390,19 +342,7 @@ class Study:
             yield progress
 
 
-def tune(
-    task: object,
-    space: Mapping[str, Any] | Callable[..., Any],
-    *,
-    on: str | Simulated = "local",
-    sharing: str = "auto",
-    scheduler: str = "waterfill",
-    workers: int | None = None,
-    weight: float = 1.0,
-    growing: str = "best",
-    mixed_types: bool = False,
-    **settings: Any,
-) -> Result:
+def tune(task: object, space: Mapping[str, Any] | Callable[..., Any], **settings: Any) -> Result:
     """``Study(task, space, ...).run(on=..., sharing=..., scheduler=..., workers=...)`` in one call.
 
     >>> import penstock as ps
@@ -412,15 +352,8 @@ def tune(
     >>> len(ps.tune(train, space, metric="loss", mode="min", algorithm=algorithm, trials=9).trials)
     9
     """
-    return Study(task, space, **settings).run(
-        on,
-        sharing=sharing,
-        scheduler=scheduler,
-        workers=workers,
-        weight=weight,
-        growing=growing,
-        mixed_types=mixed_types,
-    )
+    how = {one.name: settings.pop(one.name) for one in fields(RunSettings) if one.name in settings}
+    return Study(task, space, **settings).run(**how)
 
 
 def seconds(time: float | str | None) -> float | None:
@@ -440,11 +373,3 @@ def seconds(time: float | str | None) -> float | None:
     if not value > 0:
         raise StudyError(f'deadline must be seconds above 0, or text such as "90s", "10m", "2h", got {time!r}.')
     return value
-
-
-def _growing(first: str, mixed: bool) -> Growing:
-    if first not in FIRST:
-        raise StudyError(f'growing must be "best" or "evenly", got {first!r}.')
-    if not isinstance(mixed, bool):
-        raise StudyError(f"mixed_types must be True or False, got {mixed!r}.")
-    return Growing(cast(First, first), mixed)

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -16,13 +17,17 @@ from urllib.request import urlopen
 
 import pytest
 import torch
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from penstock import __version__
 from penstock.cli.app import app
+from penstock.cli.options import Growing, Scheduler, Sharing
 from penstock.executors.local import LocalExecutor
 from penstock.log.events import Asked, Opened, read
 from penstock.log.history import History
+from penstock.scheduling.growing import FIRST
+from penstock.settings import SCHEDULERS, SHARING, RunSettings
 from tests.report.studies import ended, fused, story, write
 
 PENSTOCK = Path(sys.executable).with_name("penstock")
@@ -385,8 +390,8 @@ def test_show_tells_how_trials_share_devices() -> None:
     write(Path(".penstock"), "digits-1", fused())
     text = penstock("show", "digits-1", "--top", 0).stdout
     assert re.search(r"^modes +2 fused  2 solo", text, re.MULTILINE)
-    assert re.search(r"^aaaaaaaa +native +4 +2 trials together pay", text, re.MULTILINE)
-    assert re.search(r"^bbbbbbbb +solo +1 +native: item at \[x\].py:3: it depends on one trial", text, re.MULTILINE)
+    assert re.search(r"^aaaaaaaa +native +4 trials +2 trials together pay", text, re.MULTILINE)
+    assert re.search(r"^bbbbbbbb +solo +1 trial +native: item at \[x\].py:3: it depends on one", text, re.MULTILINE)
     said = answer("show", "digits-1")
     assert said["modes"] == {"fused": 2, "solo": 2}
     assert said["measured"][1]["reason"].startswith("native: item at [x].py:3")
@@ -481,6 +486,15 @@ def test_a_dashboard_that_is_not_installed_is_one_message(monkeypatch: pytest.Mo
     write(Path(".penstock"), "digits-1", story())
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
     assert "pip install 'penstock[dashboard]'" in penstock("dashboard", code=1).stderr
+
+
+@pytest.mark.parametrize("name", ["run", "resume"])
+def test_a_command_has_an_option_for_each_setting_of_a_run(name: str) -> None:
+    options = {option.name: option for option in get_command(app).commands[name].params}  # type: ignore[attr-defined]
+    defaults = {one.name: one.default for one in fields(RunSettings)}
+    assert {setting: options[setting].default for setting in defaults} == defaults
+    for enum, known in ((Sharing, SHARING), (Scheduler, SCHEDULERS), (Growing, FIRST)):
+        assert [one.value for one in enum] == list(known)
 
 
 def test_version() -> None:

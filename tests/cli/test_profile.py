@@ -94,7 +94,7 @@ def test_a_table_says_what_each_number_of_devices_gives_and_how_many_pay() -> No
     assert lines[6].startswith("Kept in there/profiles.jsonl")
     assert "1, 2, 4, … devices" in result.stderr
     (one,) = kept("there")
-    assert (one.task, one.way, sorted(one.scaling)) == (fingerprint(study.task), "distributed", [1, 2])
+    assert (one.task, one.kind, sorted(one.table)) == (fingerprint(study.task), "scaling", [1, 2])
     assert [path.name for path in Path("there").iterdir()] == ["profiles.jsonl"]  # no study was begun
 
 
@@ -113,9 +113,10 @@ def test_with_json_stdout_holds_one_object_and_a_study_finds_what_was_kept() -> 
     (description,) = executor.describe([study.space.draw(7, 0)], train=False)
     executor.close()
     shelf = Shelf(Profiles.open(".penstock/profiles.jsonl"), fingerprint(study.task))
-    found = shelf.get(description.signature or "", Device("cpu:0", "cpu", find_devices()[0].memory // 2))
+    device = Device("cpu:0", "cpu", find_devices()[0].memory // 2)
+    found = shelf.get(description.signature or "", device, "scaling")
     assert found is not None
-    assert found.scaling == {row["devices"]: row["seconds"] for row in said["rows"]}
+    assert found.table == {row["devices"]: row["seconds"] for row in said["rows"]}
 
 
 def test_no_more_devices_than_a_batch_has_samples_and_nothing_kept_where_nothing_can_be_written() -> None:
@@ -131,7 +132,7 @@ def test_a_trial_that_cannot_be_spread_has_no_times_and_says_why() -> None:
     result = profile(file(TASK.replace("** 2).mean()", "** 2).sum()")), "--workers", 2)
     assert "1 device is best: never on several devices: the loss of a batch is" in result.stdout
     assert "steps a second" not in result.stdout
-    assert [one.scaling for one in kept()] == [{1: 1.0}]  # which a study does not try again
+    assert [one.table for one in kept()] == [{1: 1.0}]  # which a study does not try again
 
 
 def test_units_of_one_step_end_with_a_message_and_not_never() -> None:

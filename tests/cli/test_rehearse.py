@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from penstock.engine.fusing import kind
 
 import penstock as ps
 from penstock.bundle import Job
 from penstock.cli.rehearse import rehearsal
-from penstock.engine.fusing import kind
 from penstock.executors.local import find_devices
 from penstock.log.events import Measured, Placed, read
 from penstock.speed.curve import Curve, measured
@@ -31,8 +31,11 @@ def signature(task):
 
 def keep(task="", device="", of="a", seconds=SECONDS, scaling=None):
     """Put a profile where real runs do."""
-    fields = (task or fingerprint(Blobs()), device or kind(HERE), of, "native", 4, seconds, None, "so", scaling or {})
-    Profiles.open(Path(".penstock/profiles.jsonl")).put(Profile(*fields))
+    profiles = Profiles.open(Path(".penstock/profiles.jsonl"))
+    key = (task or fingerprint(Blobs()), device or kind(HERE))
+    profiles.put(Profile(*key, of, "sharing", seconds, 4, "native", "so"))
+    if scaling is not None:
+        profiles.put(Profile(*key, of, "scaling", scaling, max(scaling), "distributed", "so"))
 
 
 def test_where_nothing_was_measured_nothing_is_shared():
@@ -92,8 +95,9 @@ def test_trials_share_there_as_was_measured_here():
     cluster, _ = rehearsal(study(), 2)
     result = study().run(on=cluster, progress=False)
     events = list(read(result.dir / "log.jsonl"))
-    (found,) = (event for event in events if isinstance(event, Measured))
-    assert {p: t / found.seconds[1] for p, t in found.seconds.items()} == pytest.approx({1: 1.0, 2: 1.1, 4: 1.2})
+    found = {event.kind: event.table for event in events if isinstance(event, Measured)}
+    sharing = {count: seconds / found["sharing"][1] for count, seconds in found["sharing"].items()}
+    assert sharing == pytest.approx({1: 1.0, 2: 1.1, 4: 1.2})
     assert min(event.share for event in events if isinstance(event, Placed)) == 0.25
     assert Profiles.open(Path(".penstock/profiles.jsonl")).of(fingerprint(Blobs()), kind(HERE))[0].way == "native", (
         "what was really measured stays as it was"

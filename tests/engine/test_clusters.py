@@ -14,8 +14,8 @@ from penstock.log.events import Asked, Devices, Measured, Placed, Reported, Save
 from penstock.log.events import Failed as FailedEvent
 from penstock.scheduling.base import Assignment
 from penstock.scheduling.fifo import fifo
+from penstock.settings import SCHEDULERS as SCHEDULERS_BY_NAME
 from penstock.speed.curve import Curve
-from penstock.study import SCHEDULERS as SCHEDULERS_BY_NAME
 from penstock.trial import Member, StartFrom, TrialGroup
 from tests.engine.known import know
 from tests.tasks import Blobs

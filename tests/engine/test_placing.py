@@ -16,9 +16,9 @@ from penstock.log.history import History
 from penstock.scheduling.base import Assignment
 from penstock.scheduling.capacity import Space
 from penstock.scheduling.fifo import fifo
+from penstock.settings import SCHEDULERS
 from penstock.speed.model import SpeedModel
 from penstock.speed.sizes import LARGEST
-from penstock.study import SCHEDULERS
 from penstock.trial import Later, StateRef
 
 

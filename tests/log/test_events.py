@@ -12,11 +12,13 @@ import penstock as ps
 from penstock.log import events
 from penstock.log.events import (
     Asked,
+    Devices,
     Dropped,
     Ended,
     Failed,
     Log,
     LogReader,
+    Measured,
     Opened,
     Placed,
     Reported,
@@ -24,15 +26,22 @@ from penstock.log.events import (
     Wrote,
     read,
 )
+from penstock.log.history import History
+from penstock.log.timeline import available
+from penstock.task import fingerprint
 from penstock.trial import StateRef, Usage
+from tests.tasks import Blobs
 
+VERSION_1 = Path(__file__).with_name("version-1.jsonl")  # of a study that was killed, as version 1 wrote it
 STATE = StateRef("000001-1-9.pt", 1, 9, 100)
 ALL = [
-    Opened({"log": 1, "name": "s", "trials": None}),
+    Opened({"log": events.VERSION, "name": "s", "trials": None}),
     Wrote(None, "key", {"a": [1, 2.5]}),
     Asked(0, {"lr": 0.1 + 0.2, "widths": [3, 4]}, 3, "rung 0", None),
     Asked(1, {"lr": 1e-300}, 9, "rung 1", (0, 3)),
+    Devices(({"name": "cpu", "type": "cpu", "memory": 8, "node": "local", "price": None, "market": "spot"},), 1.25),
     Placed(1, 1, ("cpu",), "solo", STATE, 1.5),
+    Measured("5f", "cpu", "scaling", {1: 0.5, 2: 0.25}, 2, "2 devices pay", "", 1.75),
     Saved(1, 1, STATE, 2.0),
     Reported(1, 1, 1, {"loss": float("inf"), "b": 0.1}, STATE, Usage(1.25, 9, None), 2.5),
     Failed(1, 1, "it broke\nbadly", True, 3.0),
@@ -136,8 +145,55 @@ def test_a_damaged_line_inside_is_a_clear_error(tmp_path, damage):
 
 def test_a_log_of_a_newer_version_is_refused(tmp_path):
     path = write(tmp_path / "s", Opened({"log": events.VERSION + 1}))
-    with pytest.raises(ps.LogError, match=r"newer Penstock \(log version 2; this one reads up to 1\): upgrade"):
+    with pytest.raises(ps.LogError, match=r"newer Penstock \(log version 3; this one reads up to 2\): upgrade"):
         list(read(path))
+
+
+def test_a_log_of_the_first_version_is_read():
+    past = list(read(VERSION_1))
+    assert past[0].settings["log"] == 1
+    assert past[1].devices == ({"name": "cpu:0", "type": "cpu"}, {"name": "cpu:1", "type": "cpu"})
+    assert past[2] == Asked(0, {"lr": 0.23625342661697485}, 8, "random")
+    scaling = {1: 0.000471160000074633, 2: 0.00972984949999045}
+    assert past[10] == Measured(
+        "513936236b73ec6e5cfb96b2", "cpu:0", "scaling", scaling, 1, past[10].reason, "distributed", 4.412707152999928
+    )
+    assert past[11].state == StateRef("000000-2-29.pt", 4, 29, 9243)
+    history = History.of(past)
+    assert [record.reported for record in history.trials] == [4]
+    assert history.measured.keys() == {("513936236b73ec6e5cfb96b2", "cpu", "scaling")}
+    assert available(past).keys() == {"cpu:0", "cpu:1"}
+
+
+def test_what_the_first_version_measured_of_sharing_is_read():
+    line = """{"n":0,"event":"measured","signature":"51","device":"cpu","way":"native","size":512,"seconds":{"1":0.5,
+        "2":0.75},"bytes":null,"reason":"4 trials together train at 3795 steps/s","clock":1.125,"scaling":{}}"""
+    said = "4 trials together train at 3795 steps/s"
+    assert events.decode(line, 0) == Measured("51", "cpu", "sharing", {1: 0.5, 2: 0.75}, 512, said, "native", 1.125)
+
+
+def test_a_study_of_the_first_version_goes_on(tmp_path):
+    lines = VERSION_1.read_text().replace("be0e9cb3544b", fingerprint(Blobs()))
+    (tmp_path / "spread").mkdir()
+    (tmp_path / "spread" / "log.jsonl").write_text(lines)
+    before = list(read(tmp_path / "spread" / "log.jsonl"))
+    study = ps.Study(
+        Blobs(),
+        {"lr": ps.loguniform(1e-3, 1)},
+        metric="loss",
+        mode="min",
+        algorithm=ps.Random(budget=8),
+        trials=1,
+        name="spread",
+        dir=tmp_path,
+    )
+    result = study.run(progress=False)
+    assert (result.ended, [row["budget"] for row in result.best.curve]) == ("done", list(range(1, 9)))
+    after = list(read(tmp_path / "spread" / "log.jsonl"))
+    assert after[: len(before)] == before
+    opened = [event.settings["log"] for event in after if isinstance(event, Opened)]
+    assert opened == [1, events.VERSION]
+    assert [event.unit for event in after if isinstance(event, Reported)] == list(range(1, 9)), "none is told twice"
 
 
 def test_a_reader_follows_a_log_that_is_being_written(tmp_path):

@@ -27,6 +27,10 @@ def saved(trial, unit, clock, attempt=1):
     return Saved(trial, attempt, StateRef(f"{trial}-{unit}.pt", unit, unit, 10), clock)
 
 
+def there(clock, *names):
+    return Devices(tuple({"name": name, "type": "T4"} for name in names), clock)
+
+
 def spans(*events):
     return [(row.trial, row.start, row.end) for row in timeline([OPENED, *events])]
 
@@ -128,7 +132,7 @@ def test_a_row_without_length_is_kept():
 
 
 def test_devices_are_there_from_when_the_log_says_so_until_it_says_otherwise():
-    events = [OPENED, Devices({"a": "T4", "b": "T4"}, 1.0), Devices({"b": "T4"}, 4.0), Devices({"a": "T4"}, 6.0)]
+    events = [OPENED, there(1.0, "a", "b"), there(4.0, "b"), there(6.0, "a")]
     assert available([*events, Ended("done", 9.0)]) == {"a": [(1.0, 4.0), (6.0, 9.0)], "b": [(1.0, 6.0)]}
 
 
@@ -139,14 +143,14 @@ def test_devices_of_an_old_log_are_those_placed_on_from_the_first_placement_to_t
 
 def test_an_old_log_that_a_newer_driver_goes_on_with_keeps_the_devices_that_stay():
     old = [OPENED, asked(0), placed(0, 1.0), placed(0, 2.0, 2, devices=("gpu 1",)), Ended("deadline", 5.0)]
-    new = [Opened({}, 5.0), Devices({"gpu 1": "T4"}, 5.0), placed(0, 6.0, 3, devices=("gpu 1",)), Ended("done", 9.0)]
+    new = [Opened({}, 5.0), there(5.0, "gpu 1"), placed(0, 6.0, 3, devices=("gpu 1",)), Ended("done", 9.0)]
     assert available([*old, *new]) == {"gpu 0": [(1.0, 5.0)], "gpu 1": [(1.0, 9.0)]}
 
 
 def test_utilisation_counts_a_shared_device_once_and_an_idle_one_too():
     shared = [placed(0, 0.0, mode="fused", share=0.5), placed(1, 1.0, mode="fused", share=0.5)]
     left = [reported(0, 3, 3.0), reported(1, 3, 5.0)]
-    events = [Devices({"gpu 0": "T4", "gpu 1": "T4"}, 0.0), asked(0), asked(1), *shared, *left, Ended("done", 10.0)]
+    events = [there(0.0, "gpu 0", "gpu 1"), asked(0), asked(1), *shared, *left, Ended("done", 10.0)]
     found = utilisation(timeline(events), events)
     assert (found.busy, found.available, found.used) == (5.0, 20.0, 3.5)
     assert found.per_device == {"gpu 0": 0.5, "gpu 1": 0.0}

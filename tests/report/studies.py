@@ -8,14 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from penstock.domains import choice, loguniform
-from penstock.log.events import Asked, Dropped, Ended, Event, Failed, Log, Measured, Opened, Placed, Reported
+from penstock.log.events import (
+    VERSION,
+    Asked,
+    Dropped,
+    Ended,
+    Event,
+    Failed,
+    Log,
+    Measured,
+    Opened,
+    Placed,
+    Reported,
+)
 from penstock.log.history import History
 from penstock.space import Space
 from penstock.trial import StateRef, Usage, plain
 
 SPACE = {"lr": loguniform(1e-3, 1), "widths": choice([[64, 32], [8]]), "[red]act": ":smile:"}
 SETTINGS: dict[str, Any] = {
-    "log": 1,
+    "log": VERSION,
     "penstock": "0.1.0",
     "name": "digits-1",
     "file": None,
@@ -65,8 +77,8 @@ def fused(size: int = 4) -> Iterator[Event]:
         yield Asked(trial, {"lr": 0.1}, 3, "rung 0")
     for trial in range(4):
         yield Placed(trial, 1, ("cpu",), "fused" if trial < 2 else "solo", None, 0.5)
-    yield Measured("a" * 24, "cpu", "native", size, {1: 0.5, 2: 0.6}, (100, 10), "2 trials together pay", 1.0)
-    yield Measured("b" * 24, "cpu", "solo", 1, {}, None, "native: item at [x].py:3: it depends on one trial", 1.5)
+    yield Measured("a" * 24, "cpu", "sharing", {1: 0.5, 2: 0.6}, size, "2 trials together pay", "native", 1.0)
+    yield Measured("b" * 24, "cpu", "sharing", {}, 1, "native: item at [x].py:3: it depends on one trial", "solo", 1.5)
 
 
 def ended(reason: str = "done", clock: float = 5.0, **settings: Any) -> Iterator[Event]:

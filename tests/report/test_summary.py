@@ -51,11 +51,11 @@ def test_modes_and_what_was_measured() -> None:
     facts = summary.study_facts(Path("x"), History.of(fused()))
     assert facts["modes"] == {"fused": 2, "solo": 2}
     assert [(one["way"], one["size"]) for one in facts["measured"]] == [("native", 4), ("solo", 1)]
-    assert json.loads(summary.to_json(facts))["measured"][0]["seconds"] == {"1": 0.5, "2": 0.6}
+    assert json.loads(summary.to_json(facts))["measured"][0]["table"] == {"1": 0.5, "2": 0.6}
     assert "2 fused  2 solo" in shown(tables.study_summary(facts))
     head, _, *rows = shown(tables.measured(facts)).splitlines()
     assert head.split() == ["signature", "way", "at", "most", "because"]
-    assert rows[0].split() == ["aaaaaaaa", "native", "4", "2", "trials", "together", "pay"]
+    assert rows[0].split() == ["aaaaaaaa", "native", "4", "trials", "2", "trials", "together", "pay"]
     assert "item at [x].py:3" in rows[1]
     alone = summary.study_facts(Path("x"), history())
     assert (alone["measured"], tables.measured(alone)) == ([], None)
@@ -63,20 +63,38 @@ def test_modes_and_what_was_measured() -> None:
 
 def test_what_was_measured_on_each_device_type_is_shown() -> None:
     past = History.of(fused())
-    past.apply(Devices({"gpu 0": "h200", "gpu 1": "h200", "old": "k80"}, 2.0))
+    types = {"gpu 0": "h200", "gpu 1": "h200", "old": "k80"}
+    past.apply(Devices(tuple({"name": name, "type": type} for name, type in types.items()), 2.0))
     for device, size in (("gpu 0", 8), ("gpu 1", 16), ("old", 2)):
-        past.apply(Measured("c" * 24, device, "native", size, {}, None, "pays", 2.0))
+        past.apply(Measured("c" * 24, device, "sharing", {}, size, "pays", "native", 2.0))
     _, _, *rows = shown(tables.measured(summary.study_facts(Path("x"), past))).splitlines()
     assert [row.split()[:-1] for row in rows[-2:]] == [
-        ["cccccccc", "h200", "native", "16"],
-        ["cccccccc", "k80", "native", "2"],
+        ["cccccccc", "h200", "native", "16", "trials"],
+        ["cccccccc", "k80", "native", "2", "trials"],
     ]
+
+
+def test_what_several_devices_give_is_shown_beside_what_sharing_one_gives() -> None:
+    past = History.of(fused())
+    for size, letter in ((4, "a"), (1, "c")):
+        reason = f"a step takes 4 ms on 1 device, 1 ms on {size}"
+        past.apply(Measured(letter * 24, "cpu", "scaling", {1: 0.004, 4: 0.001}, size, reason, clock=2.0))
+    facts = summary.study_facts(Path("x"), past)
+    _, _, *rows = shown(tables.measured(facts)).splitlines()
+    assert [row.split()[:4] for row in rows] == [
+        ["aaaaaaaa", "native", "4", "trials"],
+        ["bbbbbbbb", "solo", "1", "trial"],
+        ["aaaaaaaa", "distributed", "4", "devices"],
+        ["cccccccc", "distributed", "1", "device"],
+    ]
+    said = json.loads(summary.to_json(facts))["measured"][2]
+    assert (said["kind"], said["table"], said["size"]) == ("scaling", {"1": 0.004, "4": 0.001}, 4)
 
 
 def test_of_many_signatures_the_first_are_shown() -> None:
     past = History.of(fused())
     for number in range(30):
-        past.apply(Measured(f"{number:024}", "cpu", "native", 8, {}, None, "pays", 2.0))
+        past.apply(Measured(f"{number:024}", "cpu", "sharing", {}, 8, "pays", "native", 2.0))
     text = shown(tables.measured(summary.study_facts(Path("x"), past)))
     assert len(text.splitlines()) == 2 + tables.MEASURED + 1
     assert "and 22 more: see --json" in text

@@ -197,7 +197,7 @@ def test_the_axis_never_has_too_few_ticks_nor_too_many(until):
 def study():
     return [
         Opened({"metric": "loss", "mode": "min"}),
-        Devices({"gpu 0": "T4", "gpu 1": "T4"}, 0.0),
+        Devices(({"name": "gpu 0", "type": "T4"}, {"name": "gpu 1", "type": "T4"}), 0.0),
         Asked(0, {"lr": 1.0}, 3, "g"),
         Placed(0, 1, ("gpu 0",), "solo", None, 1.0),
         Ended("deadline", 4.0),

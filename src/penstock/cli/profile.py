@@ -19,6 +19,7 @@ from penstock.executors.ray.cluster import is_ray
 from penstock.log.events import Asked
 from penstock.report.scaling import Scaling
 from penstock.scheduling.nodes import arrange
+from penstock.settings import RunSettings
 from penstock.speed.curve import doublings, measured
 from penstock.speed.profiles import Profiles
 from penstock.task import FunctionTask, Task, fingerprint, shards, task_name
@@ -67,7 +68,8 @@ def profile(study: Study, on: str, workers: int | None) -> Scaling:
     """
     config = first_config(study)
     with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as scratch:
-        executor = study.replace(states=None)._executor(on, workers, 1.0, Path(scratch) / "profile")
+        how = RunSettings(on, workers)
+        executor = study.replace(states=None)._executor(how, Path(scratch) / "profile")
         try:
             return _profile(study, executor, config)
         finally:

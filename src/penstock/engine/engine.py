@@ -15,6 +15,7 @@ from penstock.bundle import Failed, Finished, Measured, Parted, Saved, Stopped
 from penstock.engine.clocking import Pace
 from penstock.engine.collecting import Collecting
 from penstock.engine.decisions import Decider, told
+from penstock.engine.limits import Deadline, Limit, soonest
 from penstock.engine.placing import Placing
 from penstock.errors import PenstockError, StudyError, TaskError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
@@ -24,20 +25,12 @@ from penstock.log.history import History, TrialRecord
 from penstock.log.states import States
 from penstock.scheduling.base import Scheduler
 from penstock.scheduling.growing import Growing
-from penstock.trial import Config, Report, Usage, score
+from penstock.trial import Config, Report, Usage
 
 DRY = 3  # configs that are tried before the task is said to be at fault
 RETRIES = 3  # of a trial whose worker died, before it is given up
 WATCH = 0.25  # seconds after which whoever watches is shown the clock, though nothing happened
 GRACE = 1.0  # seconds that a trial is given to stop once the deadline has passed
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When a study stops before its algorithm is done."""
-
-    deadline: float | None = None
-    target: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class Engine:
         schedule: Scheduler,
         *,
         states: States,
-        limits: Limits,
+        limits: Sequence[Limit] = (),
         pace: Pace | None = None,
         spreads: bool = False,
         growing: Growing | None = None,
@@ -145,11 +138,11 @@ class Engine:
                 self._ending, self._grace = reason, self.executor.now() + GRACE
                 self.placing.bundling.stop()
         if self._ending is not None:
-            left = self._grace - self.executor.now() if self._ending == "deadline" else None
+            left = self._grace - self.executor.now() if self._ending == Deadline.reason else None
             over = left is not None and left <= 0  # a function between two reports: its last report stands
             return Wanted(left, self._ending if over or not self.placing.running else None)
         self.collecting.delete()
-        reasons_to_look = [None if self.limits.deadline is None else self.limits.deadline - self.clock()]
+        reasons_to_look = [soonest(self.limits, self.clock())]
         if not self.executor.virtual:  # by the machine's clock, no step of a virtual one is too long to wait
             reasons_to_look += [self.log.tick(), None if self.watch is None else WATCH]
         return Wanted(min((s for s in reasons_to_look if s is not None), default=None))
@@ -172,11 +165,8 @@ class Engine:
     def _reason(self) -> str | None:
         if self.interrupted:
             return "interrupted"
-        if self._target_reached():
-            return "target"
-        if self.limits.deadline is not None and self.limits.deadline <= self.clock():
-            return "deadline"
-        return None
+        clock = self.clock()
+        return next((limit.reason for limit in self.limits if limit.reached(self.history, clock)), None)
 
     # What comes up
 
@@ -304,12 +294,6 @@ class Engine:
                 f"The group {asked.group!r} asks for trial {asked.trial} to {asked.budget} units, and it has reported "
                 f"{reported} units already: an algorithm asks for more."
             )
-
-    def _target_reached(self) -> bool:
-        best, target = self.history.best, self.limits.target
-        if best is None or target is None:
-            return False
-        return best.best_score >= score({"": target}, "", self.history.mode)
 
     def _dry_batch(self, opened: events.Opened, configs: list[Config]) -> None:
         """Try configs until one trains: an error of one config is its trial's, an error of all is the task's."""

@@ -120,7 +120,8 @@ def available(events: Iterable[Event]) -> dict[str, list[Span]]:
 
     A log that does not say has the devices that were placed on, from the first placement to the end.
 
-    >>> available([Devices({"gpu 0": "A100"}, 0.0), Devices({"gpu 1": "A100"}, 3.0), Ended("done", 4.0)])
+    >>> first, second = {"name": "gpu 0", "type": "A100"}, {"name": "gpu 1", "type": "A100"}
+    >>> available([Devices((first,), 0.0), Devices((second,), 3.0), Ended("done", 4.0)])
     {'gpu 0': [(0.0, 3.0)], 'gpu 1': [(3.0, 4.0)]}
     """
     spans: dict[str, list[Span]] = {}

@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from penstock.log.events import Kind
 from penstock.log.history import History, TrialRecord
 from penstock.report.format import clock, short, size, value
 from penstock.report.progress import STATES
@@ -98,7 +99,7 @@ def study_summary(facts: dict[str, Any]) -> RenderableType:
 
 
 def measured(facts: dict[str, Any]) -> RenderableType | None:
-    """How trials share devices, one row for each signature and device type: the way, how many together, and why."""
+    """What was measured, one row for each signature, device type and kind: the way, how many pay at most, and why."""
     if not facts["measured"]:
         return None
     several = len({one["type"] for one in facts["measured"] if one["type"]}) > 1
@@ -111,10 +112,21 @@ def measured(facts: dict[str, Any]) -> RenderableType | None:
     table.add_column("because", overflow="fold")
     for one in facts["measured"][:MEASURED]:
         where = [one["type"]] if several else []
-        table.add_row(one["signature"][:8], *where, one["way"], str(one["size"]), one["reason"])
+        way = one["way"] or "distributed"  # a trial spans devices in one way alone
+        table.add_row(one["signature"][:8], *where, way, _at_most(one["size"], one["kind"]), one["reason"])
     if (more := len(facts["measured"]) - MEASURED) > 0:
         table.add_row(*[""] * (3 + several), Text(f"and {more} more: see --json", style="dim"))
     return table
+
+
+def _at_most(size: int, kind: Kind) -> str:
+    """How many pay: trials that share a device, or devices that one trial has.
+
+    >>> _at_most(4, "sharing"), _at_most(1, "scaling")
+    ('4 trials', '1 device')
+    """
+    noun = "device" if kind == "scaling" else "trial"
+    return f"{size} {noun}" if size == 1 else f"{size} {noun}s"
 
 
 def study_list(studies: Sequence[dict[str, Any]]) -> RenderableType:

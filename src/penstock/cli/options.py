@@ -1,0 +1,89 @@
+"""The arguments and options of the command line, each written once for all commands that take it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HOME = Path(".penstock")
+
+
+class Sharing(StrEnum):
+    """How trials share a device."""
+
+    auto = "auto"
+    solo = "solo"
+    fused = "fused"
+    distributed = "distributed"
+
+
+class Scheduler(StrEnum):
+    """Which scheduler divides the devices among trials."""
+
+    waterfill = "waterfill"
+    dynamic_fluid = "dynamic_fluid"
+    static_fluid = "static_fluid"
+    fifo = "fifo"
+
+
+class Growing(StrEnum):
+    """Which trial grows onto idle devices first."""
+
+    best = "best"
+    evenly = "evenly"
+
+
+class Format(StrEnum):
+    """The formats that a log can be exported to."""
+
+    csv = "csv"
+    tensorboard = "tensorboard"
+
+
+# Studies and where they lie
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A Python file whose module has a `study`.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The study's name, as `penstock list` shows it.")]
+Latest = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The latest study unless given.")]
+Dir = Annotated[Path, typer.Option(help="The folder that holds the studies.")]
+OwnDir = Annotated[Path | None, typer.Option(help="The folder that holds the studies.")]  # the file's unless given
+States = Annotated[str | None, typer.Option(help="Where states are kept: a folder, or a URL such as s3://bucket/path.")]
+
+# What is tuned
+
+Trials = Annotated[int | None, typer.Option(min=1, help="How many trials in all, resumes included.")]
+Deadline = Annotated[str | None, typer.Option(help="Time the study may use in all: 90s, 10m, 2h.")]
+Target = Annotated[float | None, typer.Option(help="Stop once the metric reaches this.")]
+AllowChanges = Annotated[bool, typer.Option("--allow-changes", help="Go on although task, space or algorithm changed.")]
+
+# Where and how it runs: the fields of `RunSettings`
+
+On = Annotated[
+    str,
+    typer.Option(
+        metavar="local|ray|ray://HOST:PORT|simulated",
+        help="local: this machine. ray: a Ray cluster. simulated: devices that are not there, in no time.",
+    ),
+]
+Devices = Annotated[int | None, typer.Option(min=1, help="How many simulated devices; 8 unless given.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="How many devices, with a process each; on Ray at most.")]
+Weight = Annotated[float, typer.Option(min=0.001, help="The study's part of a Ray cluster beside other studies.")]
+HowShared = Annotated[
+    Sharing, typer.Option(help="solo: one trial a device. fused: many as one model. auto: what is measured to pay.")
+]
+HowScheduled = Annotated[
+    Scheduler, typer.Option(help="Who gets how much of the devices; fifo: one trial a device, in the order of asking.")
+]
+WhoGrows = Annotated[
+    Growing, typer.Option(help="Who has idle devices first, where several pay: the best trial, or who has fewest.")
+]
+MixedTypes = Annotated[bool, typer.Option("--mixed-types", help="Let a trial's devices be of several types.")]
+
+# What is printed
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, and no progress.")]
+OneObject = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+OneList = Annotated[bool, typer.Option("--json", help="One JSON list on stdout.")]

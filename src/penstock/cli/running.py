@@ -1,0 +1,196 @@
+"""The commands that train: run a file's study, go on with one, measure a trial on several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.ending import BAD_USAGE, FAILED, apart, refused
+from penstock.cli.loading import load, origin
+from penstock.cli.options import (
+    HOME,
+    AllowChanges,
+    Deadline,
+    Devices,
+    Dir,
+    File,
+    Growing,
+    HowScheduled,
+    HowShared,
+    Json,
+    MixedTypes,
+    Name,
+    On,
+    OwnDir,
+    Scheduler,
+    Sharing,
+    States,
+    Target,
+    Trials,
+    Weight,
+    WhoGrows,
+    Workers,
+)
+from penstock.errors import StudyError
+from penstock.executors.ray.cluster import is_ray
+
+if TYPE_CHECKING:
+    from penstock.executors.simulated.settings import Simulated
+    from penstock.result import Result
+    from penstock.study import Study
+
+
+def run(
+    context: typer.Context,
+    file: File,
+    name: Annotated[str | None, typer.Option(help="Of a new study, or of one to go on with.")] = None,
+    trials: Trials = None,
+    seed: Annotated[int | None, typer.Option(help="Decides all that is random.")] = None,
+    deadline: Deadline = None,
+    target: Target = None,
+    workers: Workers = None,
+    weight: Weight = 1.0,
+    sharing: HowShared = Sharing.auto,
+    scheduler: HowScheduled = Scheduler.waterfill,
+    growing: WhoGrows = Growing.best,
+    mixed_types: MixedTypes = False,
+    on: On = "local",
+    devices: Devices = None,
+    dir: OwnDir = None,
+    states: States = None,
+    json: Json = False,
+    allow_changes: AllowChanges = False,
+) -> None:
+    """Run the study of a Python file."""
+    given = {"name": name, "trials": trials, "seed": seed, "deadline": deadline, "target": target}
+    changes = {**given, "dir": dir, "states": states}
+    with apart(json):
+        with refused(BAD_USAGE):
+            study = load(file).replace(**{key: value for key, value in changes.items() if value is not None})
+        result = _run(study, context.params)
+    _show_result(result, json)
+
+
+def resume(
+    context: typer.Context,
+    name: Name,
+    dir: Dir = HOME,
+    trials: Trials = None,
+    deadline: Deadline = None,
+    target: Target = None,
+    workers: Workers = None,
+    weight: Weight = 1.0,
+    sharing: HowShared = Sharing.auto,
+    scheduler: HowScheduled = Scheduler.waterfill,
+    growing: WhoGrows = Growing.best,
+    mixed_types: MixedTypes = False,
+    on: On = "local",
+    devices: Devices = None,
+    states: States = None,
+    json: Json = False,
+    allow_changes: AllowChanges = False,
+) -> None:
+    """Go on with a study that was interrupted, or with more trials or time."""
+    from penstock.report.summary import history_of, study_dir
+
+    with refused(BAD_USAGE):
+        place = study_dir(dir, name)
+    with refused(FAILED):
+        settings = history_of(place).settings
+    given = {"trials": trials, "deadline": deadline, "target": target, "states": states}
+    changes = {key: settings.get(key) if value is None else value for key, value in given.items()}
+    with apart(json):
+        with refused(BAD_USAGE):
+            study = load(origin(name, settings)).replace(name=name, dir=dir, seed=settings["seed"], **changes)
+        result = _run(study, context.params)
+    _show_result(result, json)
+
+
+def profile(
+    file: File,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="How many devices at most; all unless given, or a CPU's cores.")
+    ] = None,
+    on: Annotated[
+        str, typer.Option(metavar="local|ray|ray://HOST:PORT", help="local: this machine. ray: a Ray cluster.")
+    ] = "local",
+    dir: OwnDir = None,
+    json: Json = False,
+) -> None:
+    """Measure what 1, 2, 4, … devices give one trial of a file's study."""
+    from penstock.cli.profile import count_workers, profile
+    from penstock.report import scaling, summary, tables
+
+    with apart(json):
+        with refused(BAD_USAGE):
+            study = load(file)
+            study = study if dir is None else study.replace(dir=dir)
+            workers = count_workers(study, on, workers)
+        if not json:
+            typer.echo("Training one trial for a few steps on 1, 2, 4, … devices.", err=True)
+        with refused(FAILED):
+            facts = scaling.scaling_facts(profile(study, on, workers))
+    if json:
+        typer.echo(summary.to_json(facts))
+        return
+    console = tables.console()
+    console.print(scaling.what(facts), soft_wrap=True)
+    if facts["rows"]:
+        console.print()
+        console.print(scaling.scaling_table(facts))
+        console.print()
+    console.print(scaling.verdict(facts), soft_wrap=True)
+
+
+def _run(study: Study, options: Mapping[str, Any]) -> Result:
+    """Run a study by the options of a command, of which those named as the fields of ``RunSettings`` say how."""
+    from penstock.settings import RunSettings
+
+    with refused(BAD_USAGE):
+        on = _place(study, options["on"], options["devices"])
+    names = [one.name for one in fields(RunSettings) if one.name != "on"]
+    how: dict[str, Any] = {name: str(v) if isinstance(v := options[name], StrEnum) else v for name in names}
+    with refused(FAILED):
+        return study.run(on, **how, allow_changes=options["allow_changes"], progress=not options["json"])
+
+
+def _place(study: Study, on: str, devices: int | None) -> str | Simulated:
+    if on not in ("local", "simulated") and not is_ray(on):
+        raise StudyError(f"--on must be local, ray, ray://host:port or simulated, got {on!r}.")
+    if on == "simulated":
+        from penstock.cli.rehearse import rehearsal
+
+        cluster, said = rehearsal(study, devices or 8)
+        typer.echo(said, err=True)
+        return cluster
+    if devices is not None:
+        raise StudyError("--devices says how many are simulated: give it with --on simulated, or use --workers.")
+    return on
+
+
+def _show_result(result: Result, json: bool) -> None:
+    from penstock.report import summary
+
+    history = summary.history_of(result.dir)
+    facts = {**summary.study_facts(result.dir, history), **summary.device_facts(result.dir)}
+    if json:
+        typer.echo(summary.to_json(facts))
+    else:
+        from penstock.report import tables
+
+        console = tables.console()
+        console.print()
+        console.print(tables.best_trials(history, summary.ranked(history)[:5], console))
+        if failed := tables.failures(history):
+            console.print()
+            console.print(failed)
+    with refused(FAILED):
+        best = result.best
+    if not json:
+        console.print()
+        console.print(tables.busy(facts))
+        console.print(tables.how_to_go_on(facts, best.config), soft_wrap=True)

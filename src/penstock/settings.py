@@ -1,0 +1,118 @@
+"""Where and how a study runs: one record, checked when it is made, kept in the log, and said again on an interrupt."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+from penstock.errors import StudyError
+from penstock.executors.ray.cluster import is_ray
+from penstock.executors.simulated.settings import Simulated
+from penstock.scheduling.base import Scheduler
+from penstock.scheduling.fifo import fifo
+from penstock.scheduling.fluid import dynamic_fluid, static_fluid
+from penstock.scheduling.growing import FIRST, First, Growing
+from penstock.scheduling.waterfill import waterfill
+from penstock.tabulated import TabulatedTask
+from penstock.task import AnyTask, shards, task_name
+
+SHARING = ("auto", "solo", "fused", "distributed")
+SCHEDULERS: dict[str, Scheduler] = {
+    "waterfill": waterfill,
+    "dynamic_fluid": dynamic_fluid,
+    "static_fluid": static_fluid,
+    "fifo": fifo,
+}
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The options of one run of a study; ``Study.run`` says what each of them means.
+
+    >>> RunSettings(on="ray", workers=4).changed()
+    {'on': 'ray', 'workers': 4}
+    """
+
+    on: str | Simulated = "local"
+    workers: int | None = None
+    weight: float = 1.0
+    sharing: str = "auto"
+    scheduler: str = "waterfill"
+    growing: str = "best"
+    mixed_types: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.on, Simulated) and self.on != "local" and not self.ray:
+            raise StudyError(
+                f'on must be "local", "ray", "ray://host:port" or penstock.Simulated(devices=64), got {self.on!r}.'
+            )
+        if isinstance(self.on, Simulated) and self.workers is not None:
+            raise StudyError("workers= is for real devices: a simulated cluster has Simulated(devices=...).")
+        if self.sharing not in SHARING:
+            raise StudyError(f'sharing must be "auto", "solo", "fused" or "distributed", got {self.sharing!r}.')
+        if self.scheduler not in SCHEDULERS:
+            raise StudyError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {self.scheduler!r}.")
+        if self.scheduler == "fifo" and self.sharing in ("fused", "distributed"):
+            raise StudyError(
+                f'scheduler="fifo" gives each trial a device of its own: leave sharing="{self.sharing}" out.'
+            )
+        whole = isinstance(self.workers, int) and not isinstance(self.workers, bool)
+        if self.workers is not None and not (whole and self.workers > 0):
+            raise StudyError(f"workers must be a whole number above 0, got {self.workers!r}.")
+        number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
+        if not (number and 0 < self.weight < math.inf):
+            raise StudyError(f"weight must be a number above 0, got {self.weight!r}.")
+        if self.weight != 1 and not self.ray:
+            raise StudyError('weight= is a study\'s part of a Ray cluster: it goes with on="ray".')
+        if self.growing not in FIRST:
+            raise StudyError(f'growing must be "best" or "evenly", got {self.growing!r}.')
+        if not isinstance(self.mixed_types, bool):
+            raise StudyError(f"mixed_types must be True or False, got {self.mixed_types!r}.")
+
+    @property
+    def ray(self) -> bool:
+        """Whether the study runs on a Ray cluster."""
+        return is_ray(self.on)
+
+    @property
+    def schedule(self) -> Scheduler:
+        """The scheduler of that name."""
+        return SCHEDULERS[self.scheduler]
+
+    @property
+    def growth(self) -> Growing:
+        """How trials grow onto idle devices."""
+        return Growing(cast(First, self.growing), self.mixed_types)
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as the log keeps them; of a simulated cluster only how many devices it has."""
+        on = f"Simulated(devices={len(self.on.cluster())})" if isinstance(self.on, Simulated) else self.on
+        return {**vars(self), "on": on}
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not the default ones."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+
+
+def check_task(settings: RunSettings, task: AnyTask, states: str | None) -> None:
+    """Refuse settings that do not go with a study's task, or with the place of its states."""
+    simulated = isinstance(settings.on, Simulated)
+    if isinstance(task, TabulatedTask) and not simulated:
+        raise StudyError(
+            "The trials of a TabulatedTask are looked up and not trained: run it on a simulated cluster, as in "
+            "study.run(on=penstock.Simulated(devices=8)), or with --on simulated."
+        )
+    several = settings.ray or (settings.workers or 1) > 1
+    if several and states is not None and states.startswith("memory:"):
+        raise StudyError(f"Expected a place that all workers reach, got states={states!r}: use workers=1.")
+    count = shards(task)
+    if count == 1:
+        return
+    what = f"{task_name(task)} has shards = {count}, so that each trial trains on {count} devices"
+    if settings.sharing in ("solo", "fused"):
+        raise StudyError(f"{what}, got sharing={settings.sharing!r}: leave it out.")
+    if settings.workers is None and not settings.ray and not simulated:
+        raise StudyError(f"{what}, and without workers= there is one: use workers={count} or more.")
+    if settings.workers is not None and settings.workers < count:
+        raise StudyError(f"{what}, got workers={settings.workers}: use workers={count} or more.")
