@@ -128,7 +128,6 @@ class Halved(Blobs):
         (ps.TabulatedTask(lambda config: ps.Tabulated({"loss": [1.0]}, 1)), None, {}, "looked up and not trained"),
         (Blobs(), "memory://s", dict(workers=2), "Expected a place that all workers reach, got states='memory://s'"),
         (Halved(), None, {}, "has shards = 2, .* and without workers= there is one: use workers=2 or more"),
-        (Halved(), None, dict(on=ps.Simulated(4)), "and a simulated cluster has none: run it on real ones"),
         (Halved(), None, dict(workers=2, sharing="fused"), "got sharing='fused': leave it out"),
         (Halved(), None, dict(workers=1), "got workers=1: use workers=2 or more"),
     ],

@@ -60,7 +60,7 @@ def test_what_nobody_gives_a_model_or_a_shelf_learns_all_the_same_and_keeps_noth
     assert made.speed().unit(0) == 3
     assert made.measured(measured()) == []
     assert made.speed().curve(0).sharing == pytest.approx((1, 1.1))
-    assert made.reason("a", "gpu 0") == ""
+    assert made.reason("a", "gpu 0") == "so"
     assert not Path("profiles.jsonl").exists()
 
 

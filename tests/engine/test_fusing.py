@@ -73,7 +73,8 @@ def decisions(name):
 
 def kept():
     """The kinds of measurement that the next study finds."""
-    return {json.loads(line)["kind"] for line in Path(".penstock/profiles.jsonl").read_text().splitlines()}
+    path = Path(".penstock/profiles.jsonl")
+    return {json.loads(line)["kind"] for line in path.read_text().splitlines()} if path.exists() else set()
 
 
 def curves(result):

@@ -26,7 +26,15 @@ class Engine:
     """What stands around a ``Placing``: a history, a clock, an executor that remembers, a scheduler that does."""
 
     def __init__(
-        self, devices=1, memory=8, schedule=fifo, bytes=None, modes=("solo",), growing=None, sharing="measured"
+        self,
+        devices=1,
+        memory=8,
+        schedule=fifo,
+        bytes=None,
+        modes=("solo",),
+        growing=None,
+        sharing="measured",
+        spreads=False,
     ):
         self.views, self.bundles, self.now, self.described, self.requests = [], [], 0.0, 0, []
         self.cards = [Device(f"gpu {i}", "h200", memory) for i in range(devices)]
@@ -58,6 +66,7 @@ class Engine:
             lambda: self.now,
             lambda state: True,
             pace=Pace(SpeedModel(sharing)),
+            spreads=spreads,
             growing=growing,
             later=lambda group: (Later(2, 5),) if group == "g" else (),
         )

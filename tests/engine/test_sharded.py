@@ -200,7 +200,7 @@ def test_a_study_in_shares_runs_simulated_where_each_trial_trains_on_one_device_
 
 
 def test_a_simulated_cluster_that_is_too_small_is_refused_and_one_that_grows_is_waited_for(tmp_path):
-    with pytest.raises(ps.StudyError, match="shards = 2 need as many devices of one type.* there are 1 of type"):
+    with pytest.raises(ps.StudyError, match=r"shards = 2 need as many devices of one type.* there are 1 of type"):
         study(Shared(), dir=tmp_path).run(on=ps.Simulated(devices=1, unit_seconds=10.0), progress=False)
     growing = ps.Simulated(devices=1, most=2, provision=30.0, unit_seconds=10.0)
     with pytest.warns(UserWarning, match="Trials wait for 2 devices of one type, and there are 1 of type simulated"):

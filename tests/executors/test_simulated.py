@@ -317,6 +317,15 @@ def test_a_bundle_measures_when_a_second_trial_enters_it(simulate):
     assert [(now, e.kind) for now, e in measured(run)] == [(5, "sharing")]
 
 
+def test_a_trial_that_leaves_upon_what_was_measured_has_trained_nothing(simulate):
+    run = simulate(task=FunctionTask(trivial))  # its first unit is trained when it begins, to see what that takes
+    run.place(one(0, x=1.0), one(1, x=1.0), mode="fused")
+    assert [type(e) for e in run.wait()] == [Measured]
+    run.place(mode="fused")
+    run.until_left(2)
+    assert [e for _, e in run.said if isinstance(e, Report)] == []
+
+
 def test_a_distributed_bundle_tells_at_once_what_its_devices_give_where_it_is_to_measure(simulate):
     run = simulate(devices=3, curve=TRUE)
     run.place(one(budget=1), on=(0, 1, 2), mode="distributed", measure=True)

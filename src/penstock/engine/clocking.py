@@ -88,13 +88,17 @@ class Pace:
         """The devices that what was measured on this one holds for."""
         return [name for name, other in self._devices.items() if other.type == self._devices[device].type]
 
+    def known(self) -> Speed:
+        """All that is known of the trials' speed."""
+        return self.model.speed(self._types)
+
     def speed(self) -> Speed:
         """What a scheduler is given.
 
         On one device no order of trials ends sooner than another, and no trial has a place to move to. There the
         seconds of units are left out, so that a run with one worker repeats itself (invariant 4).
         """
-        speed = self.model.speed(self._types)
+        speed = self.known()
         return replace(speed, unit=UNKNOWN.unit, moving=math.inf) if self._count == 1 else speed
 
     def know(self, trial: int, signature: str) -> None:
@@ -146,11 +150,11 @@ class Pace:
 
     def keep(self) -> None:
         """Keep what was learnt for the next study."""
-        if self.shelf is None:
+        signatures = sorted(set(self._signatures.values()) - {""})
+        if self.shelf is None or not signatures or self._opening is None:
             return
-        if self._opening is not None:
-            self.shelf.put("", self._opening[0], "opening", {0: self._opening[1]})
-        for signature in sorted(set(self._signatures.values()) - {""}):
+        self.shelf.put("", self._opening[0], "opening", {0: self._opening[1]})
+        for signature in signatures:
             for device in {device_kind(one): one for one in self._devices.values()}.values():
                 self._keep(self.shelf, signature, device)
 

@@ -87,7 +87,7 @@ class Elastic:
         """Say how many devices are of use. Where nodes would come free, trials are packed first (RubberBand §4.4)."""
         placing, bundling, executor = self._placing, self._bundling, self._placing.executor
         demands = list(placing.queue.waiting.values())
-        wanted = size(placing.view(), demands, placing.pace.speed(), executor.provisioning, self._requested)
+        wanted = size(placing.view(), demands, placing.pace.known(), executor.provisioning, self._requested)
         few, before = wanted.count < len(bundling.devices), self._requested
         if wanted.count > before or wanted.count < SLACK * before or (few and wanted.count != before):
             self._requested = wanted.count

@@ -51,7 +51,7 @@ def alone(view: View, ranked: Sequence[int]) -> list[int]:
 def split(view: View, speed: Speed) -> list[Assignment]:
     """Parts of the largest bundle for idle devices, where a step of fewer trials was measured to take less time.
 
-    >>> from penstock.scheduling.base import Demand, kinds, room
+    >>> from penstock.scheduling.base import Demand, Holding, kinds, room
     >>> from penstock.speed.curve import Curve
     >>> devices = {name: Device(name, "h200", 8) for name in "ab"}
     >>> running = {t: Holding(Demand(t, "g", 9, signature="s"), Assignment(t, ("a",), 0.25)) for t in range(4)}
@@ -183,7 +183,7 @@ def grow(view: View, trials: Sequence[int], speed: Speed, growing: Growing) -> l
     time by it than moving costs gets none. Nobody else moves, and nobody has fewer than before.
 
     >>> from penstock.speed.curve import Curve
-    >>> from penstock.scheduling.base import Demand, room
+    >>> from penstock.scheduling.base import Demand, Holding, room
     >>> devices = {name: Device(name, "h200", 8) for name in "abcd"}
     >>> running = {t: Holding(Demand(t, "g", 9), Assignment(t, (name,))) for t, name in enumerate("ab")}
     >>> view = View(devices, running, room(devices, running.values()))

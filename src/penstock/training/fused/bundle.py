@@ -36,7 +36,7 @@ from penstock.trial import Metrics
 
 
 class Fused:
-    """A bundle in training: ``step`` trains every trial by one step, ``take_ended`` gives the ones that ended a unit."""
+    """A bundle in training: ``step`` trains every trial by one step, ``take_ended`` gives those that ended a unit."""
 
     def __init__(self, recipe: Recipe, capacity: int = 8) -> None:
         self.recipe, self.capacity = recipe, capacity

@@ -1,11 +1,9 @@
 """Who is tried on several devices, who grows and who shrinks; and whole studies on real worker processes."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
-from penstock.engine.spreading import together
 
 import penstock as ps
 from penstock.bundle import Description, Device, Parted
@@ -14,6 +12,7 @@ from penstock.scheduling.base import Assignment
 from penstock.scheduling.fifo import fifo
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
 from penstock.scheduling.growing import Growing
+from penstock.scheduling.nodes import together
 from penstock.scheduling.waterfill import waterfill
 from penstock.speed.model import SpeedModel
 from penstock.trial import Usage
@@ -23,11 +22,16 @@ from tests.engine.test_placing import Engine
 TWO = {1: 1.0, 2: 0.55}
 
 
+def spread(scaling):
+    return Measured("a", "gpu 0", "scaling", scaling, min(scaling, key=scaling.get), "")
+
+
 class Elastic(Engine):
     """An engine's surroundings with devices that one trial can have several of."""
 
-    def __init__(self, devices=2, batch_size=8, schedule=waterfill, **more):
-        super().__init__(devices, schedule=schedule, modes=("solo", "distributed"), **more)
+    def __init__(self, devices=2, batch_size=8, schedule=waterfill, sharing="never", **more):
+        modes = ("solo", "fused", "distributed")
+        super().__init__(devices, schedule=schedule, modes=modes, sharing=sharing, spreads=True, **more)
         self.description = Description(signature="a", batch_size=batch_size)
 
     def go_on(self, seconds=1.0):
@@ -38,13 +42,21 @@ class Elastic(Engine):
         """A trial does what it was told: it leaves, and waits again."""
         place = self.placing.running[trial]
         self.placing.left(trial)
-        self.placing.queue(self.history.trials[trial], moved=place)
+        self.placing.ask(self.history.trials[trial], moved=place)
         self.placing.place()
 
+    @property
+    def moving(self):
+        return self.placing.bundling.moving
+
+    def know(self, scaling):
+        """Several devices were measured before."""
+        self.placing.pace.measured(spread(scaling))
+
     def measured(self, scaling):
+        """Several devices are measured now."""
         self.now += 1.0
-        self.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling=scaling))
-        self.placing.spreading.settle("a")
+        self.placing.measured(spread(scaling))
         self.go_on()
 
     @property
@@ -103,7 +115,7 @@ def test_where_several_pay_the_trial_keeps_them(alone_on_one):
     before = len(alone_on_one.bundles)
     alone_on_one.measured(TWO)
     assert len(alone_on_one.bundles) == before
-    assert not alone_on_one.placing.moving
+    assert not alone_on_one.moving
 
 
 def test_where_they_do_not_it_goes_back_to_one(alone_on_one):
@@ -129,7 +141,7 @@ def test_a_trial_that_came_meanwhile_has_the_device(alone_on_one):
 
 def test_devices_whose_workers_do_not_meet_are_not_tried_together_again(alone_on_one):
     with pytest.warns(UserWarning, match="did not meet. It goes on elsewhere"):
-        alone_on_one.placing.spreading.parted(Parted(("gpu 0", "gpu 1"), "They did not meet."))
+        alone_on_one.placing.elastic.parted(Parted(("gpu 0", "gpu 1"), "They did not meet."))
     alone_on_one.stop(0)
     alone_on_one.go_on()
     assert alone_on_one.last == ("solo", ("gpu 0",), False, [0])
@@ -169,7 +181,7 @@ def started(trials, devices, schedule=fifo, scaling=None, moving=0.0, **more):
         one.ask(trial, budget=20)
     one.placing.place()
     if scaling is not None:
-        one.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling=scaling))
+        one.know(scaling)
     for trial in range(trials):
         one.history.apply(Reported(trial, 1, 1, {"loss": 9.0 - trial}, None, Usage(), 0.0))
     return one
@@ -180,9 +192,9 @@ def settled(one):
     for _ in range(9):
         one.placing.changed = True
         one.go_on()
-        for trial in sorted(one.placing.moving):
+        for trial in sorted(one.moving):
             one.stop(trial)
-    assert not one.placing.moving
+    assert not one.moving
     return {trial: len(place.devices) for trial, place in sorted(one.placing.running.items())}
 
 
@@ -234,7 +246,7 @@ def test_who_has_measured_keeps_what_it_is_dealt():
     for growing, expected in ((Growing("best"), {0: 1, 1: 1, 2: 4}), (Growing("evenly"), {0: 2, 1: 2, 2: 2})):
         one = started(3, 6, fifo, growing=growing)
         one.go_on()
-        (trial,) = one.placing.moving
+        (trial,) = one.moving
         assert trial == 2, "the best one measures"
         one.stop(trial)
         assert one.last == ("distributed", ("gpu 2", "gpu 3", "gpu 4", "gpu 5"), True, [2])
@@ -256,7 +268,7 @@ def test_more_devices_are_measured_where_the_most_that_were_tried_paid():
 def test_workers_that_did_not_meet_leave_idle_devices_to_others():
     one = started(2, 3, fifo, TWO)
     with pytest.warns(UserWarning, match="did not meet"):
-        one.placing.spreading.parted(Parted(("gpu 1", "gpu 2"), "They did not meet."))
+        one.placing.elastic.parted(Parted(("gpu 1", "gpu 2"), "They did not meet."))
     assert settled(one) == {0: 2, 1: 1}
 
 
@@ -269,25 +281,45 @@ def test_a_trial_is_spread_over_several_types_only_where_that_is_asked_for(mixed
     one.stop(0)
     names = ("gpu 0", "gpu 1", "gpu 2", "gpu 3") if mixed else ("gpu 0", "gpu 1")
     assert one.last == ("distributed", names, True, [0])
-    assert one.placing.running[0].lent == len(names) - 1
+    assert one.placing.bundling.assigned[0].lent == len(names) - 1
     one.measured({1: 1.0, 2: 0.5, 4: 0.3} if mixed else TWO)
     assert settled(one) == {0: 4 if mixed else 2}
 
 
-@pytest.mark.parametrize("splits", [False, True])
-def test_a_fused_bundle_is_split_rather_than_its_neighbour_spread(splits):
-    one = started(0, 3, fifo)
+@pytest.mark.parametrize(("seconds", "splits"), [({1: 1.0, 2: 1.05}, False), ({1: 1.0, 2: 1.6}, True)])
+def test_a_fused_bundle_is_split_rather_than_its_neighbour_spread(seconds, splits):
+    one = started(0, 3, fifo, sharing="measured")
+    one.placing.pace.measured(Measured("a", "gpu 0", "sharing", seconds, 2, "", "native"))
+    one.know(TWO)
     for trial in range(3):
         one.ask(trial, budget=20)
-    one.placing._describe()
-    fused = one.placing.make(("gpu 0",), "fused", "a")
-    for trial in (0, 1):
-        one.placing.begin(fused, trial, 0.5)
-    one.placing.begin(one.placing.make(("gpu 1",), "solo", "a"), 2, 1.0)
-    one.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling=TWO))
-    one.now += 1.0
-    one.placing.spreading.resize(SimpleNamespace(splits=lambda *arguments: splits))
-    assert one.placing.moving == ({1} if splits else {2})
+    one.placing.queue.describe(one.cards)
+    for trial, device, share in ((0, "gpu 0", 0.5), (1, "gpu 0", 0.5), (2, "gpu 1", 1.0)):
+        one.placing.enter(Assignment(trial, (device,), share))
+    one.go_on()
+    assert one.moving == ({1} if splits else {2})
+    if splits:
+        one.stop(1)
+        assert one.last == ("solo", ("gpu 2",), False, [1]), "on the device that was idle"
+
+
+def test_a_bundle_is_split_over_all_idle_devices_and_its_parts_stay_fused():
+    one = started(0, 2, fifo, sharing="measured")
+    one.placing.pace.measured(Measured("a", "gpu 0", "sharing", {1: 1.0, 2: 1.1, 4: 2.0}, 4, "", "native"))
+    one.know({1: 1.0})
+    for trial in range(4):
+        one.ask(trial, budget=20)
+    one.placing.queue.describe(one.cards)
+    for trial in range(4):
+        one.placing.enter(Assignment(trial, ("gpu 0",), 0.25))
+    one.go_on()
+    assert one.moving == {2, 3}
+    one.stop(2)
+    assert one.last == ("fused", ("gpu 1",), False, [2])
+    one.stop(3)
+    assert one.last == ("fused", ("gpu 1",), False, [2, 3])
+    one.go_on()
+    assert not one.moving, "and that is that"
 
 
 # How many devices are of use
@@ -306,7 +338,8 @@ def test_as_many_devices_are_of_use_as_trials_wait_or_run():
     one.placing.place()
     assert one.requests == [5]
     for trial in range(4):
-        one.placing.left(trial) if trial in one.placing.running else one.placing.waiting.pop(trial)
+        one.placing.left(trial) if trial in one.placing.running else one.placing.queue.pop(trial)
+        one.placing.changed = True
         one.go_on()
     assert one.requests == [5, 4, 3, 2, 1]
 
@@ -317,7 +350,7 @@ def test_of_many_not_every_change_is_told():
         one.ask(trial, budget=1)
     one.placing.place()
     for trial in range(2, 100):
-        one.placing.waiting.pop(trial)
+        one.placing.queue.pop(trial)
         one.placing.changed = True
         one.go_on()
     assert one.requests[:3] == [100, 89, 80]
@@ -367,7 +400,7 @@ def test_an_algorithm_that_others_follow_keeps_what_it_has():
     for trial in range(3):
         one.ask(trial, budget=1, open=True)
     one.placing.place()
-    one.placing.waiting.pop(2)
+    one.placing.queue.pop(2)
     one.placing.changed = True
     one.go_on()
     assert one.requests == [3]
@@ -377,7 +410,7 @@ def test_trials_are_packed_before_nodes_go():
     one = flexible(4, scales=True)
     one.cards[:] = [Device(card.name, card.type, card.memory, "ab"[i // 2]) for i, card in enumerate(one.cards)]
     one.placing.look()
-    one.placing.pace.measured(Measured("a", "gpu 0", "distributed", 1, {}, None, "", scaling={1: 1.0}))
+    one.know({1: 1.0})
     for trial in range(4):
         one.ask(trial, budget=6)
     one.placing.place()
@@ -387,9 +420,10 @@ def test_trials_are_packed_before_nodes_go():
     assert one.requests[-1] == 2
     moved = [b for b in one.bundles if not b.placements]
     assert len(moved) == 1, "one of the two trials leaves its node"
-    (trial,) = one.placing.moving
+    (trial,) = one.moving
     one.stop(trial)
-    nodes = {one.placing.devices[name].node for place in one.placing.bundles() for name in place.devices}
+    bundling = one.placing.bundling
+    nodes = {bundling.devices[name].node for place in bundling.bundles() for name in place.devices}
     assert len(nodes) == 1
 
 
@@ -405,12 +439,12 @@ class Long(Exact):
 @pytest.fixture(params=["distributed", "auto"])
 def elastic(request, monkeypatch, tmp_path):
     """A study on two worker processes that believes two devices to be twice as fast, whatever it measures."""
-    plain = SpeedModel.measured
+    plain = SpeedModel.spread
 
-    def measured(self, signature, type, sharing, scaling):
-        return plain(self, signature, type, sharing, {1: 1.0, 2: 0.5} if len(scaling) > 1 else scaling)
+    def believed(self, signature, type, table):
+        return plain(self, signature, type, {1: 1.0, 2: 0.5} if len(table) > 1 else table)
 
-    monkeypatch.setattr(SpeedModel, "measured", measured)
+    monkeypatch.setattr(SpeedModel, "spread", believed)
     monkeypatch.setattr(SpeedModel, "moving", property(lambda self: 0.0))
     algorithm = ps.SuccessiveHalving(max_budget=16, min_budget=4, reduction=2)
     space = {"lr": ps.loguniform(1e-3, 0.5)}
@@ -425,7 +459,7 @@ def test_a_study_whose_last_trials_have_all_devices_has_the_curves_of_one_whose_
     spread = [e for e in events if isinstance(e, Placed) and e.mode == "distributed"]
     assert spread, "the best trial had both devices"
     assert {e.share for e in spread} == {2.0}
-    assert any(isinstance(e, Measured) and set(e.scaling) == {1, 2} for e in events)
+    assert any(isinstance(e, Measured) and e.kind == "scaling" and set(e.table) == {1, 2} for e in events)
     for trial in result.trials:
         expected = alone(Long(), trial.number, trial.config, len(trial.curve))
         for row, other in zip(trial.curve, expected, strict=True):
