@@ -298,9 +298,9 @@ def test_a_fused_bundle_whose_size_is_not_known_tells_at_once_what_sharing_costs
     devices = [Device("slow", "k80", 1), Device("fast", "h200", 1)]
     run = simulate(devices=devices, speeds={"h200": 2.0}, curve=TRUE)
     run.place(one(0), one(1), mode="fused", on=(1,))
-    assert run.wait() == [
-        Measured("one", "fast", "sharing", {1: 5, 2: 6, 4: 8, 5: 10}, 4, "simulated", "simulated")
-    ], "before the first report: what is decided upon it may go by it"
+    assert run.wait() == [Measured("one", "fast", "sharing", {1: 5, 2: 6, 4: 8, 5: 10}, 4, "simulated", "simulated")], (
+        "before the first report: what is decided upon it may go by it"
+    )
     assert run.executor.now() == 0
     run.place(one(0), one(1), one(2), mode="fused", on=(1,))
     run.until_left(3)

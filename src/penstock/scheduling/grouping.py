@@ -7,7 +7,7 @@ devices is asked for each signature on its own, with the devices that the signat
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import islice
@@ -41,14 +41,16 @@ def by_signature(scheduler: Scheduler) -> Scheduler:
         some = list(islice(demands, AHEAD + 2 * len(view.devices)))
         if len({_kind(demand, speed) for demand in some}) == 1 and speed.shared(some[0].trial):
             return scheduler(view, demands, speed)
+        refuse_impossible(view, some)
         parts = _parts(view, some, speed)
         patience = len(demands) + len(view.running)
-        _deal(parts, [name for name, left in view.room.items() if left.share > 1 - FULL], patience)
+        _deal(parts, {name: left.bytes for name, left in view.room.items() if left.share > 1 - FULL}, patience)
         late = min((part.demands[0].asked for part in parts if not part.places), default=math.inf) + patience
         made: list[Assignment] = []
         for part in parts:
-            early = [demand for demand in part.demands if demand.asked < late]
-            if part.places and early:
+            largest = max((view.devices[name].memory for name in part.places), default=0)
+            early = [demand for demand in part.demands if demand.asked < late and demand.bytes <= largest]
+            if early:
                 policy = scheduler if speed.shared(early[0].trial) else _spread
                 made += policy(_seen(view, part), early, speed)
         return made
@@ -59,13 +61,12 @@ def by_signature(scheduler: Scheduler) -> Scheduler:
 def _spread(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
     """Trials of which it is not known what sharing costs them: on all devices evenly, neighbours together."""
     space, fitting, places = Space(view.devices, view.room, view.kinds), [], []
-    for demand in demands:
+    for demand in sorted(demands, key=lambda demand: -demand.priority):
         share = 1 / speed.curve(demand.trial).most
         if (devices := space.fit(share, demand.bytes, signature=demand.signature)) is not None:
             space.take(devices, share, demand.bytes, demand.signature)
             fitting.append(demand)
             places.append(devices)
-    refuse_impossible(view, demands)
     if len({demand.bytes for demand in fitting}) == 1:
         first = {devices: i for i, devices in reversed(list(enumerate(places)))}
         places.sort(key=first.__getitem__)
@@ -112,21 +113,20 @@ def _parts(view: View, demands: Sequence[Demand], speed: Speed) -> list[_Part]:
     ]
 
 
-def _deal(parts: Sequence[_Part], free: Sequence[str], patience: int) -> None:
-    """Give each free device to a part, one for its eldest trial, one for the next, and so on.
+def _deal(parts: Sequence[_Part], free: Mapping[str, int], patience: int) -> None:
+    """Give each free device to a part, one for its eldest trial, one for the next, and so on; ``free`` has their bytes.
 
-    Ties go to the part that has waited longest, which comes first.
+    A device goes to a part whose next trial fits there. Ties go to the part that has waited longest, which comes first.
     """
-    for device in free:
-        asked = {i: one.demands[one.dealt].asked for i, one in enumerate(parts) if one.dealt < len(one.demands)}
-        late = min(asked.values(), default=0) + patience
-        able = [i for i in asked if asked[i] < late]
-        if not able:
-            break
+    for device, bytes in free.items():
+        nexts = {i: one.demands[one.dealt] for i, one in enumerate(parts) if one.dealt < len(one.demands)}
+        late = min((demand.asked for demand in nexts.values()), default=0) + patience
+        able = [i for i, demand in nexts.items() if demand.asked < late and demand.bytes <= bytes]
         without = [i for i in able if not parts[i].devices]
-        heaviest = parts[max(without or able, key=lambda i: parts[i].load / max(1, parts[i].devices))]
-        heaviest.places.add(device)
-        heaviest.dealt += 1
+        if able:
+            heaviest = parts[max(without or able, key=lambda i: parts[i].load / max(1, parts[i].devices))]
+            heaviest.places.add(device)
+            heaviest.dealt += 1
 
 
 def _seen(view: View, part: _Part) -> View:

@@ -248,8 +248,9 @@ class SpeedModel:
         )
 
     def _shared(self, here: _Type, trial: int) -> bool:
-        kind = self._kind(here, self._signatures.get(trial, ""))
-        return self.sharing == "never" or bool(kind.sharing) or kind.size == 1
+        signature = self._signatures.get(trial, "")
+        kind = self._kind(here, signature)
+        return self.sharing == "never" or not signature or bool(kind.sharing) or kind.size == 1
 
     def known(self, signature: str, type: str) -> tuple[dict[int, float], dict[int, float]]:
         """What sharing and spreading are now taken to cost on a type, relative to a trial alone."""

@@ -136,4 +136,5 @@ def _decode(line: bytes) -> Profile | None:
     texts = (profile.task, profile.device, profile.signature, profile.way, profile.reason)
     whole = type(profile.size) is int and profile.size >= 0 and all(isinstance(text, str) for text in texts)
     known = profile.kind in get_args(Kind) and all(0 <= number < math.inf for number in table.values())
+    whole = whole and (profile.size > 0 or profile.kind != "sharing")
     return profile if whole and known and table else None
