@@ -202,6 +202,7 @@ class Fused:
         self._train_plain(first, last, batch, shared, batches)
 
     def _train_plain(self, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
+        """A plain step of some rows; an error before parameters are written leaves the buffers as they were."""
         before = {name: rows[first:last].clone() for name, rows in self._stack.buffers.items()}
         unreached = frozenset[str]()
         try:
