@@ -184,3 +184,31 @@ def test_no_faster_step_is_made_where_the_trials_optimizers_step_one_after_anoth
     together.step()
     assert together.recipe.refusals == ["compiled: the trials' optimizers step one after another"]
     assert not together.recipe.compilable
+
+
+class WithGraph(torch.optim.Optimizer):
+    """Computes with autograd in its own step, as an optimizer of the user's may."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                (slope,) = torch.autograd.grad((p * p.grad).sum(), p)
+                p.data.sub_(slope, alpha=group["lr"])
+
+
+class OwnOptimizer(Blobs):
+    def optimizer(self, params, config):
+        return WithGraph(params, config["lr"])
+
+
+def test_a_trials_own_optimizer_may_differentiate_in_its_step_as_it_may_alone():
+    trials = Trials(OwnOptimizer())
+    ours = [trials.make(number, {"lr": 0.1}) for number in range(2)]
+    together = Together().enter(*ours).step(3)
+    alone, _ = trials.alone(1, {"lr": 0.1}, 3)
+    theirs = alone.model.state_dict()
+    for name, value in together.fused.state(ours[1])["model"].items():
+        assert torch.allclose(value.double(), theirs[name].double(), atol=1e-6), name

@@ -36,7 +36,7 @@ from penstock.trial import Metrics
 
 
 class Fused:
-    """A bundle in training: ``step`` trains every trial by one step, ``take_ended`` gives those that ended a unit."""
+    """A bundle in training: ``step`` trains every trial by one step, ``take_ended`` gives all that ended a unit."""
 
     def __init__(self, recipe: Recipe, capacity: int = 8) -> None:
         self.recipe, self.capacity = recipe, capacity
@@ -199,13 +199,14 @@ class Fused:
             return
         if whole:
             self.fast = {}  # made for trials that are no longer these: whether to make another is asked again
-        self._train_plain(first, last, batches)
+        self._train_plain(first, last, batch, shared, batches)
 
-    def _train_plain(self, first: int, last: int, batches: Batches) -> None:
+    def _train_plain(self, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
+        """A plain step of some rows; an error before parameters are written leaves the buffers as they were."""
         before = {name: rows[first:last].clone() for name, rows in self._stack.buffers.items()}
         unreached = frozenset[str]()
         try:
-            self._step(first, last, batches)
+            self._step(first, last, batch, shared, batches)
         except Torn:
             raise
         except Exception as error:
@@ -221,13 +222,12 @@ class Fused:
         # The error is gone, and with it the tensors that it held.
         if unreached:
             self._set_aside(unreached)
-            self._train_plain(first, last, batches)
+            self._train_plain(first, last, batch, shared, batches)
         else:
             self._train_with_less(first, last, batches)
 
-    def _step(self, first: int, last: int, batches: Batches) -> None:
+    def _step(self, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
         """The plain step of some rows, by a way that has agreed on such a batch."""
-        batch, shared = batches.together(self.trials[first:last])
         self._trust(first, last, batch, shared, batches)
         room = self._stack.room(last - first)
         self.losses = self._step_by(self._way)(self._inputs(self._way, first, last, batch, shared, room))

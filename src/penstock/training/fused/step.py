@@ -158,7 +158,7 @@ class Step:
         if any(grad is None for grad in grads):
             names = zip(self.names, grads, strict=True)
             raise Unreached(frozenset(name for name, grad in names if grad is None))
-        with whole_or_torn(), torch.no_grad():
+        with whole_or_torn():
             self._update(inputs, self.joined(grads, inputs.room))
         return losses
 
