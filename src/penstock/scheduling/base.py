@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from penstock.bundle import BundleMode, Device
 from penstock.speed.model import Speed
@@ -83,12 +83,16 @@ class Room(NamedTuple):
     bytes: int
 
 
+Goal = Literal["end", "target"]
+
+
 @dataclass(frozen=True)
 class View:
     """The devices there are, who runs on them, by trial, and what is left of those that are not full.
 
     ``kinds`` has the signature of the trials on each device that has room left beside them: only trials of that
-    signature may join them, unless ``unlike`` trials can share a device.
+    signature may join them, unless ``unlike`` trials can share a device. ``goal`` is what a study is run for: that all
+    of it ends soon, or that a target is reached soon.
     """
 
     devices: Mapping[str, Device]
@@ -96,6 +100,7 @@ class View:
     room: Mapping[str, Room]
     kinds: Mapping[str, str] = field(default_factory=dict)
     unlike: bool = False
+    goal: Goal = "end"
 
 
 Scheduler = Callable[[View, Collection[Demand], Speed], list[Assignment]]

@@ -6,35 +6,55 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 from penstock.bundle import Device
 from penstock.errors import StudyError
 from penstock.scheduling.base import FULL, Demand, Room, View
 
+NO_KINDS: Mapping[str, str] = MappingProxyType({})
+
 
 class Space:
     """What is left of devices while a scheduler gives it away.
 
+    ``kinds`` has the signature of the trials on each device that is not free: a fraction of it goes to trials of that
+    signature alone, unless ``unlike`` trials can share a device.
+
     >>> from penstock.executors.base import Device
     >>> devices = {name: Device(name, "h200", 8) for name in ("gpu 0", "gpu 1")}
-    >>> space = Space(devices, {"gpu 0": Room(0.5, 8), "gpu 1": Room(1.0, 8)})
+    >>> space = Space(devices, {"gpu 0": Room(0.5, 8), "gpu 1": Room(1.0, 8)}, {"gpu 0": "a"})
     >>> space.fit(0.5, 1), space.fit(1.0, 1), space.fit(2.0, 1)
     (('gpu 1',), ('gpu 1',), None)
+    >>> space.take(("gpu 1",), 1.0, 1)
+    >>> space.fit(0.5, 1, signature="a"), space.fit(0.5, 1, signature="b")
+    (('gpu 0',), None)
     """
 
-    def __init__(self, devices: Mapping[str, Device], room: Mapping[str, Room]) -> None:
+    def __init__(
+        self,
+        devices: Mapping[str, Device],
+        room: Mapping[str, Room],
+        kinds: Mapping[str, str] = NO_KINDS,
+        unlike: bool = False,
+    ) -> None:
         self.devices = devices
         self.room = dict(room)
+        self.kinds = dict(kinds)
+        self.unlike = unlike
         names = sorted(room, key=lambda name: devices[name].memory)  # large ones are kept for those that need them
         self._order = {name: i for i, name in enumerate(names)}
-        self._emptiest = [(-room[name].share, i, name) for i, name in enumerate(names)]
-        heapq.heapify(self._emptiest)  # entries that the room has since outdated are passed over
+        self._emptiest: defaultdict[str, list[tuple[float, int, str]]] = defaultdict(list)  # by who may join
         self._whole: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        for name in names:
+        for i, name in enumerate(names):
             left = room[name]
             if left.share > 1 - FULL:
                 self._whole[devices[name].node][name] = None
+            if left.share > FULL and (joins := self._joins(name)) is not None:
+                self._emptiest[joins].append((-left.share, i, name))
+        for heap in self._emptiest.values():
+            heapq.heapify(heap)  # entries that the room has since outdated are passed over
 
     def whole(self) -> int:
         """How many devices are free."""
@@ -44,16 +64,22 @@ class Space:
         """What is left of those that are not full."""
         return {name: left for name, left in self.room.items() if left.share > FULL}
 
-    def fit(self, share: float, bytes: int, own: Collection[str] = ()) -> tuple[str, ...] | None:
+    def fit(self, share: float, bytes: int, own: Collection[str] = (), signature: str = "") -> tuple[str, ...] | None:
         """Where a trial can go: a fraction onto the emptiest device (Fluid A.3), whole devices onto few nodes.
 
-        At equal emptiness, and among free devices, those that are its ``own`` come first.
+        A fraction goes to a free device, or beside trials of the same ``signature``. At equal emptiness, and among free
+        devices, those that are its ``own`` come first.
         """
-        return self._whole_devices(round(share), bytes, own) if share >= 1 else self._fraction(share, bytes, own)
+        if share >= 1:
+            return self._whole_devices(round(share), bytes, own)
+        return self._fraction(share, bytes, own, signature)
 
-    def take(self, devices: Iterable[str], share: float, bytes: int) -> None:
+    def take(self, devices: Iterable[str], share: float, bytes: int, signature: str = "") -> None:
+        """Give a trial what it was found to fit on; a free device is from then on one of its signature."""
         for name in devices:
             left = self.room[name]
+            if left.share > 1 - FULL:
+                self.kinds[name] = signature
             self._set(name, Room(left.share - min(1.0, share), left.bytes - bytes))
 
     def give(self, devices: Iterable[str], share: float, bytes: int) -> None:
@@ -66,34 +92,45 @@ class Space:
     def _set(self, name: str, left: Room) -> None:
         self.room[name] = left
         order = self._order.setdefault(name, len(self._order))
-        if left.share > FULL:
-            heapq.heappush(self._emptiest, (-left.share, order, name))
+        if left.share > FULL and (joins := self._joins(name)) is not None:
+            heapq.heappush(self._emptiest[joins], (-left.share, order, name))
         if left.share > 1 - FULL:
             self._whole[self.devices[name].node][name] = None
         else:
             self._whole[self.devices[name].node].pop(name, None)
 
-    def _fraction(self, share: float, bytes: int, own: Collection[str]) -> tuple[str, ...] | None:
-        passed, found = [], None
-        while self._emptiest:
-            entry = self._emptiest[0]
-            left = self.room[entry[2]]
-            if -entry[0] < share - FULL:
-                break
-            if left.share != -entry[0] or left.bytes < bytes:
-                heapq.heappop(self._emptiest)
-                if left.share == -entry[0]:
-                    passed.append(entry)
-                continue
-            found = entry[2]
-            break
-        for entry in passed:
-            heapq.heappush(self._emptiest, entry)
-        for name in own if found else ():
+    def _joins(self, name: str) -> str | None:
+        """The signature of trials that may join those on a device: "" for any, None for nobody's."""
+        if self.unlike or self.room[name].share > 1 - FULL:
+            return ""
+        return self.kinds.get(name) or None
+
+    def _fraction(self, share: float, bytes: int, own: Collection[str], signature: str) -> tuple[str, ...] | None:
+        found = self._first("", share, bytes) or (self._first(signature, share, bytes) if signature else None)
+        if found is None:
+            return None
+        for name in own:
             left = self.room.get(name, Room(0.0, 0))
-            if left.share >= self.room[found or name].share and left.bytes >= bytes:
+            joins = left.share > FULL and self._joins(name) in ("", signature)
+            if joins and left.share >= self.room[found].share and left.bytes >= bytes:
                 return (name,)
-        return None if found is None else (found,)
+        return (found,)
+
+    def _first(self, joins: str, share: float, bytes: int) -> str | None:
+        """The emptiest device that trials of a signature may join, where one has the room."""
+        heap, passed, found = self._emptiest[joins], list[tuple[float, int, str]](), None
+        while heap and -heap[0][0] >= share - FULL:
+            entry = heap[0]
+            left, current = self.room[entry[2]], self._joins(entry[2]) == joins
+            if left.share == -entry[0] and current:
+                if left.bytes >= bytes:
+                    found = entry[2]
+                    break
+                passed.append(entry)
+            heapq.heappop(heap)
+        for entry in passed:
+            heapq.heappush(heap, entry)
+        return found
 
     def _whole_devices(self, wanted: int, bytes: int, own: Collection[str]) -> tuple[str, ...] | None:
         chosen = [name for name in own if self._free(name, bytes)][:wanted]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from penstock.speed.curve import Curve, measured
@@ -187,7 +187,7 @@ class SpeedModel:
 
     def _refit(self, kind: _Kind) -> list[str]:
         curve, said = measured(_values(kind.sharing), _values(kind.scaling))
-        kind.curve = curve if self.shared else Curve(scaling=curve.scaling)
+        kind.curve = curve if self.shared else replace(curve, sharing=(1.0,))
         return said
 
 
