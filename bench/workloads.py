@@ -13,6 +13,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ FILES = ("curves/lcbench_surrogate.npz", "systems/gavel/simulation_throughputs.j
 LOGARITHMIC = ("batch_size", "learning_rate", "weight_decay", "max_units")
 GPU = "v100"
 UNITS = 27
+TABLES = 20
+PAIRS = ("ResNet-18 (batch size 128)", "LM (batch size 20)", "ResNet-50 (batch size 64)", "Transformer (batch size 32)")
+SPREADS = (("cifar10", 512), ("bert", 12), ("imagenet", 200))
 
 
 @dataclass(frozen=True)
@@ -55,23 +59,48 @@ def workloads() -> list[Workload]:
 
 
 def _workload(name: str, table: int, pair: str, scaling: str, batch: int) -> Workload:
+    found = tabulated(table)
+
+    def look_up(config: Config) -> ps.Tabulated:
+        row = found.nearest(config)
+        return ps.Tabulated({"accuracy": found.accuracy[row]}, float(found.seconds[row]), signature=name)
+
+    last = np.sort(found.accuracy[:, :UNITS].max(1))
+    return Workload(name, found.space, look_up, costs(pair, scaling, batch), float(last[-20]))  # what 20 of 256 reach
+
+
+@dataclass(frozen=True)
+class Table:
+    """Learning curves and unit seconds of 256 configs, and the space that they lie in."""
+
+    space: dict[str, Any]
+    accuracy: np.ndarray[Any, Any]
+    seconds: np.ndarray[Any, Any]
+    nearest: Callable[[Config], int]
+
+
+@cache
+def tabulated(table: int) -> Table:
+    """One of LCBench's tasks."""
     file = np.load(DATA / FILES[0])
     names = [str(n) for n in file["config_names"]]
     columns = {str(m): file["curves"][table, :, :, i] for i, m in enumerate(file["metrics"])}
     accuracy = np.clip(columns["val_accuracy"], 0, 100)
     seconds = np.maximum(columns["time_s_cumulative"][:, -1] / accuracy.shape[1], 1e-3)
     configs, space = _coordinates(file["configs"], names)
-    low, span = configs.min(0), np.ptp(configs, axis=0)
+    span = np.ptp(configs, axis=0)
+    assert (span > 0).all()
 
-    def look_up(config: Config) -> ps.Tabulated:
+    def nearest(config: Config) -> int:
         point = np.array([np.log(config[n]) if n in LOGARITHMIC else config[n] for n in names])
-        row = int(np.argmin((((configs - point) / span) ** 2).sum(1)))
-        return ps.Tabulated({"accuracy": accuracy[row]}, float(seconds[row]), signature=name)
+        return int(np.argmin((((configs - point) / span) ** 2).sum(1)))
 
-    assert (low < configs.max(0)).all()
-    last = np.sort(accuracy[:, :UNITS].max(1))
-    curve, _ = measured(_pairs(pair), _spread(scaling, batch))
-    return Workload(name, space, look_up, curve, float(last[-20]))  # what 20 of 256 reach
+    return Table(space, accuracy, seconds, nearest)
+
+
+def costs(pair: str, scaling: str, batch: int) -> Curve:
+    """What sharing a device costs a job beside its like, and what several devices give a task's global batch."""
+    return measured(_pairs(pair), _spread(scaling, batch))[0]
 
 
 def _coordinates(rows: np.ndarray[Any, Any], names: list[str]) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from penstock.bundle import Device
 from penstock.errors import StudyError
-from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Scheduler, View, room
+from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Scheduler, View, kinds, room
 from penstock.scheduling.capacity import Space
 from penstock.speed.curve import Curve
 from penstock.speed.model import UNKNOWN, Speed
+from penstock.trial import Later
 from tests.scheduling.simulated_groups import SimulatedTrial, check, demands, simulate
 
 thorough = settings(
@@ -52,26 +53,48 @@ def worlds(draw: st.DrawFn) -> World:
     devices["gpu 0"] = replace(devices["gpu 0"], memory=LARGEST)
     seconds = [rng.uniform(0.5, 2) for _ in range(40)]
 
-    def demand(trial: int) -> Demand:
-        size = rng.choice([0, 0, 10, 30, 60])
-        return Demand(trial, rng.choice(groups), rng.randint(1, 50), trial, rng.choice([0, 0, 0, 1]), size)
+    signatures, unlike = draw(st.sampled_from([["one"], ["one", "two"], ["one", "two", ""]])), draw(st.booleans())
+    weights, rungs = draw(st.sampled_from([{}, {"a": 1.0, "b": 2.5}])), draw(st.sampled_from([(), (Later(2, 3),)]))
 
-    space = Space(devices, room(devices, []))
+    def demand(trial: int) -> Demand:
+        group, signature = rng.choice(groups), rng.choice(signatures)
+        return Demand(
+            trial,
+            group,
+            rng.randint(1, 50),
+            trial,
+            rng.choice([0, 0, 0, 1]),
+            weights.get(group, 1.0),
+            rng.choice([0, 0, 10, 30, 60]),
+            signature=signature,
+            position=(rng.randint(0, 1), 0),
+            later=rungs,
+        )
+
+    space = Space(devices, room(devices, []), unlike=unlike)
     running = {}
     for trial in range(rng.randint(0, 2 * count)):
         one = demand(trial)
         share = rng.choice([1 / rng.randint(1, curve.most), float(rng.randint(1, curve.widest))])
-        places = space.fit(share, one.bytes)
+        places = space.fit(share, one.bytes, signature=one.signature)
         if places:
-            space.take(places, share, one.bytes)
+            space.take(places, share, one.bytes, one.signature)
             running[trial] = Holding(one, Assignment(trial, places, share))
     waiting = [demand(20 + i) for i in range(draw(st.integers(0, 10)))]
-    view = View(devices, running, room(devices, running.values()), {"a": 1.0, "b": 2.5})
+    left = room(devices, running.values())
+    there = {name: kind for name, kind in kinds(running.values()).items() if name in left}
+    view = View(devices, running, left, there, unlike)
     return World(view, waiting, Speed(seconds.__getitem__, lambda trial: curve, moving))
 
 
 def groups_of_trials() -> st.SearchStrategy[list[SimulatedTrial]]:
-    trial = st.builds(SimulatedTrial, units=st.integers(1, 30), seconds=st.floats(0.5, 2), group=st.sampled_from("ab"))
+    trial = st.builds(
+        SimulatedTrial,
+        units=st.integers(1, 30),
+        seconds=st.floats(0.5, 2),
+        group=st.sampled_from("ab"),
+        signature=st.sampled_from(["one", "one", "two", ""]),
+    )
     return st.lists(trial, min_size=1, max_size=8)
 
 
@@ -105,8 +128,7 @@ class SchedulerContract:
     def test_equal_input_gives_equal_output(self, world: World, rng: random.Random) -> None:
         running = list(world.view.running.items())
         rng.shuffle(running)
-        weights = dict(reversed(world.view.weights.items()))
-        again = replace(world, view=replace(world.view, running=dict(running), weights=weights))
+        again = replace(world, view=replace(world.view, running=dict(running)))
         assert self.schedule(world) == self.schedule(world) == self.schedule(again)
 
     @thorough

@@ -6,12 +6,13 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.bundle import Device
-from penstock.scheduling.base import FULL, Assignment, Demand, Scheduler, View, room
-from penstock.scheduling.lookahead.rollout import Course, course
+from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Scheduler, View, kinds, room
 from penstock.speed.curve import Curve
 from penstock.speed.model import Speed
+from tests.scheduling.course import Course, course
 
 
 @dataclass(frozen=True)
@@ -23,20 +24,41 @@ class SimulatedTrial:
     group: str = "a"
     priority: float = 0.0
     bytes: int = 0
+    signature: str = "alike"
 
 
 def cluster(devices: int, memory: int = 80, node: int = 8) -> dict[str, Device]:
     return {f"gpu {i}": Device(f"gpu {i}", "simulated", memory, f"node {i // node}") for i in range(devices)}
 
 
+alike = partial(Demand, signature="alike", position=(1, 0))
+"""The demand of a trial that can share a device with others of these, and has trained before."""
+
+
+def under_way(devices: Mapping[str, Device], running: Mapping[int, Holding]) -> View:
+    """What a scheduler sees of these trials."""
+    return View(devices, running, room(devices, running.values()), kinds(running.values()))
+
+
 def empty(devices: Mapping[str, Device]) -> View:
-    return View(devices, {}, room(devices, []))
+    return under_way(devices, {})
 
 
 def demands(trials: Sequence[SimulatedTrial], weights: Mapping[str, float] | None = None) -> list[Demand]:
+    """Of trials whose units were timed: each has trained before."""
     weights = weights or {}
     return [
-        Demand(i, t.group, t.units, i, t.priority, weights.get(t.group, 1.0), t.bytes, signature="alike")
+        Demand(
+            i,
+            t.group,
+            t.units,
+            i,
+            t.priority,
+            weights.get(t.group, 1.0),
+            t.bytes,
+            signature=t.signature,
+            position=(1, 0),
+        )
         for i, t in enumerate(trials)
     ]
 
@@ -64,7 +86,10 @@ def simulate(
 
 
 def check(view: View, waiting: Collection[Demand], speed: Speed, made: Collection[Assignment]) -> None:
-    """With everything carried out, no device holds more than it has; every share is one that the curve knows."""
+    """With everything carried out, no device holds more than it has, nor trials that are unlike.
+
+    Every share is one that the curve knows.
+    """
     known = {demand.trial: demand for demand in waiting}
     known |= {trial: holding.demand for trial, holding in view.running.items()}
     given = {one.trial: one for one in made}
@@ -73,10 +98,12 @@ def check(view: View, waiting: Collection[Demand], speed: Speed, made: Collectio
     after = {trial: holding.assignment for trial, holding in view.running.items()} | given
     shares: defaultdict[str, float] = defaultdict(float)
     bytes: defaultdict[str, int] = defaultdict(int)
+    together: defaultdict[str, list[str]] = defaultdict(list)
     for trial, one in after.items():
         for name in one.devices:
             shares[name] += min(1.0, one.share)
             bytes[name] += known[trial].bytes
+            together[name].append(known[trial].signature)
     for one in made:
         curve = speed.curve(one.trial)
         assert set(one.devices) <= view.devices.keys(), "a device that there is not"
@@ -85,6 +112,8 @@ def check(view: View, waiting: Collection[Demand], speed: Speed, made: Collectio
             assert one.share == 1 / round(1 / one.share), "1/p of a device"
             assert round(1 / one.share) <= curve.most, "no more to a device than the curve knows"
         else:
-            assert one.share == round(one.share) <= curve.widest, "whole devices, no more than the curve knows"
+            assert one.share in curve.counts, "whole devices, as many as were measured"
     assert all(share <= 1 + FULL for share in shares.values()), "a device was given away twice"
+    for signatures in together.values():
+        assert view.unlike or len(signatures) == 1 or {*signatures} == {signatures[0]} != {""}, "unlike trials share"
     assert all(taken <= view.devices[name].memory for name, taken in bytes.items()), "more bytes than the device has"

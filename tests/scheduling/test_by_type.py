@@ -21,7 +21,7 @@ from penstock.scheduling.waterfill import waterfill
 from penstock.speed.curve import Curve
 from penstock.speed.model import Speed
 from tests.contracts.schedulers import thorough
-from tests.scheduling.simulated_groups import check
+from tests.scheduling.simulated_groups import alike, check, under_way
 
 ALL = pytest.mark.parametrize("scheduler", [static_fluid, dynamic_fluid, waterfill])
 UNKNOWN, SHARES, SPREADS = Curve(), Curve.of(alpha=1.05, most=4), Curve.of(beta=1.0, widest=8)
@@ -42,11 +42,11 @@ def known(moving: float = math.inf, **types: tuple[float, Curve]) -> Speed:
 
 
 def view(devices: dict[str, Device], *running: Holding) -> View:
-    return View(devices, {one.demand.trial: one for one in running}, room(devices, running))
+    return under_way(devices, {one.demand.trial: one for one in running})
 
 
 def demands(count: int, units: int = 10, bytes: int = 0) -> list[Demand]:
-    return [Demand(i, "g", units, i, bytes=bytes) for i in range(count)]
+    return [alike(i, "g", units, i, bytes=bytes) for i in range(count)]
 
 
 def where(made: Collection[Assignment]) -> dict[int, tuple[str, float]]:
@@ -89,7 +89,7 @@ def test_a_trial_that_is_moved_stays_on_its_type_while_that_is_there(scheduler: 
 
 @ALL
 def test_what_runs_on_a_type_counts(scheduler: Scheduler) -> None:
-    busy = Holding(Demand(9, "g", 50), Assignment(9, ("fast 0",)))
+    busy = Holding(alike(9, "g", 50), Assignment(9, ("fast 0",)))
     speed = known(slow=(3.0, UNKNOWN), fast=(1.0, UNKNOWN))
     assert where(scheduler(view(cluster(slow=4, fast=1), busy), demands(1), speed)) == {0: ("slow", 1.0)}
     short = replace(busy, demand=replace(busy.demand, units=5))
@@ -99,7 +99,7 @@ def test_what_runs_on_a_type_counts(scheduler: Scheduler) -> None:
 @ALL
 def test_what_runs_counts_by_its_share(scheduler: Scheduler) -> None:
     def quarter(units: int) -> Holding:
-        return Holding(Demand(9, "g", units), Assignment(9, ("fast 0",), 0.25))
+        return Holding(alike(9, "g", units), Assignment(9, ("fast 0",), 0.25))
 
     speed = known(slow=(3.0, UNKNOWN), fast=(1.0, SHARES))  # four take 1.16 times as long
     for units, type in ((60, "fast"), (100, "slow")):
@@ -108,14 +108,14 @@ def test_what_runs_counts_by_its_share(scheduler: Scheduler) -> None:
 
 @ALL
 def test_those_of_a_higher_priority_are_dealt_first(scheduler: Scheduler) -> None:
-    waiting = [Demand(0, "g", 10, 0, priority=1.0), Demand(1, "g", 20, 1)]
+    waiting = [alike(0, "g", 10, 0, priority=1.0), alike(1, "g", 20, 1)]
     made = where(scheduler(view(cluster(slow=1, fast=1)), waiting, known(slow=(1.4, UNKNOWN), fast=(1.0, UNKNOWN))))
     assert made == {0: ("fast", 1.0), 1: ("slow", 1.0)}
 
 
 @ALL
 def test_the_longest_go_where_they_are_fast(scheduler: Scheduler) -> None:
-    waiting = [Demand(0, "g", 5, 0), Demand(1, "g", 20, 1)]
+    waiting = [alike(0, "g", 5, 0), alike(1, "g", 20, 1)]
     made = where(scheduler(view(cluster(slow=1, fast=1)), waiting, known(slow=(3.0, UNKNOWN), fast=(1.0, UNKNOWN))))
     assert made == {0: ("slow", 1.0), 1: ("fast", 1.0)}
 
@@ -133,7 +133,7 @@ def test_a_trial_goes_to_a_type_that_can_hold_it(scheduler: Scheduler) -> None:
 
 def test_those_that_run_are_rebalanced_by_the_curve_of_their_own_type() -> None:
     def run(type: str) -> Holding:
-        return Holding(Demand(0, "g", 50), Assignment(0, (f"{type} 0",)))
+        return Holding(alike(0, "g", 50), Assignment(0, (f"{type} 0",)))
 
     cards = cluster(old=4, new=4)
     speed = known(moving=1.0, new=(1.0, UNKNOWN), old=(1.0, SPREADS))
@@ -144,7 +144,7 @@ def test_those_that_run_are_rebalanced_by_the_curve_of_their_own_type() -> None:
 
 
 def test_a_trial_of_a_device_that_was_lost_is_passed_over() -> None:
-    gone = Holding(Demand(9, "g", 50), Assignment(9, ("gone 0",)))
+    gone = Holding(alike(9, "g", 50), Assignment(9, ("gone 0",)))
     speed = known(new=(1.0, UNKNOWN), old=(1.0, UNKNOWN))
     assert len(waterfill(view(cluster(old=1, new=1), gone), demands(2), speed)) == 2
 
@@ -158,7 +158,7 @@ def test_of_a_flood_only_some_are_dealt_and_they_come_in_the_order_of_asking() -
         return []
 
     rng = random.Random(0)
-    flood = [Demand(i, "g", rng.randint(1, 9), i) for i in range(10_000)]
+    flood = [alike(i, "g", rng.randint(1, 9), i) for i in range(10_000)]
     fake(view(cluster(old=2, new=2)), flood, known(new=(1.0, UNKNOWN), old=(2.0, UNKNOWN)))
     assert [sorted(one) for one in asked] == asked
     assert 50 < sum(map(len, asked)) < 200
@@ -174,12 +174,12 @@ def worlds(draw: st.DrawFn) -> tuple[View, list[Demand], Speed]:
     for trial in range(rng.randint(0, 6)):
         type = rng.choice("ab")
         share = rng.choice([1 / rng.randint(1, curve[type].most), 1.0])
-        one = Demand(trial, "g", rng.randint(1, 20), 0, bytes=rng.choice([0, 10]))
+        one = alike(trial, "g", rng.randint(1, 20), 0, bytes=rng.choice([0, 10]))
         device = next((d for d in cards if d[0] == type and space.room[d].share >= share - 1e-9), None)
         if device is not None and space.room[device].bytes >= one.bytes:
             space.take((device,), share, one.bytes)
             running.append(Holding(one, Assignment(trial, (device,), share)))
-    waiting = [Demand(20 + i, "g", rng.randint(1, 20), i, bytes=rng.choice([0, 30, 60])) for i in range(8)]
+    waiting = [alike(20 + i, "g", rng.randint(1, 20), i, bytes=rng.choice([0, 30, 60])) for i in range(8)]
     moving = rng.choice([math.inf, 1.0])
     return view(cards, *running), waiting, known(moving, a=(1.0, curve["a"]), b=(2.0, curve["b"]))
 
@@ -205,8 +205,8 @@ def test_no_device_is_given_away_twice_and_no_trial_has_two_types(
 @ALL
 def test_a_trial_that_spans_types_is_left_alone(scheduler: Scheduler) -> None:
     devices, speed = cluster(new=4, old=2), known(moving=0.0, new=(1.0, SPREADS), old=(1.0, SPREADS))
-    wide = Holding(Demand(0, "g", 10), Assignment(0, ("new 0", "old 0"), 2.0))
+    wide = Holding(alike(0, "g", 10), Assignment(0, ("new 0", "old 0"), 2.0))
     assert scheduler(view(devices, wide), [], speed) == []
-    made = scheduler(view(devices, wide), [Demand(1, "g", 10)], speed)
+    made = scheduler(view(devices, wide), [alike(1, "g", 10)], speed)
     assert [one.trial for one in made] == [1]
     assert {"new 0", "old 0"}.isdisjoint(made[0].devices)

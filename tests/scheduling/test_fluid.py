@@ -5,12 +5,12 @@ import math
 import pytest
 
 from penstock.bundle import Device
-from penstock.scheduling.base import Assignment, Demand, Holding, Scheduler, View, room
+from penstock.scheduling.base import Assignment, Holding, Scheduler
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
 from penstock.speed.curve import Curve
 from penstock.speed.model import Speed
 from tests.contracts.schedulers import SchedulerContract
-from tests.scheduling.simulated_groups import SimulatedTrial, cluster, demands, empty, simulate
+from tests.scheduling.simulated_groups import SimulatedTrial, alike, cluster, demands, empty, simulate, under_way
 
 EVEN = Curve((1, 2), (1, 1 / 2, 1 / 3, 1 / 4, 1 / 5))  # however wide a trial is, it takes the same device seconds
 TOY = [SimulatedTrial(units) for units in (4, 4, 12, 30)]
@@ -66,15 +66,15 @@ def test_a_share_is_at_most_what_the_curve_goes_to() -> None:
 
 def test_new_trials_divide_what_is_idle_and_not_all_devices() -> None:
     devices = cluster(4)
-    held = {9: Holding(Demand(9, "a", 50), Assignment(9, ("gpu 0", "gpu 1"), 2.0))}
-    view = View(devices, held, room(devices, held.values()))
+    held = {9: Holding(alike(9, "a", 50), Assignment(9, ("gpu 0", "gpu 1"), 2.0))}
+    view = under_way(devices, held)
     assert shares(static_fluid(view, demands([SimulatedTrial(5)]), speed())) == {0: 2}
 
 
 def test_fractions_go_to_the_emptiest_device() -> None:
     devices = cluster(2)
-    held = {9: Holding(Demand(9, "a", 50), Assignment(9, ("gpu 0",), 0.25))}
-    view = View(devices, held, room(devices, held.values()))
+    held = {9: Holding(alike(9, "a", 50), Assignment(9, ("gpu 0",), 0.25))}
+    view = under_way(devices, held)
     made = static_fluid(view, demands([SimulatedTrial(5), SimulatedTrial(5), SimulatedTrial(5)]), speed())
     assert [one.devices for one in made] == [("gpu 1",), ("gpu 0",), ("gpu 1",)]
 
@@ -87,13 +87,13 @@ def test_those_of_a_higher_priority_are_placed_first() -> None:
 
 def test_groups_divide_the_devices_by_weight() -> None:
     trials = [SimulatedTrial(9, group=group) for group in "aaab"]
-    made = static_fluid(empty(cluster(4), {"a": 1.0, "b": 3.0}), demands(trials), speed())
+    made = static_fluid(empty(cluster(4)), demands(trials, {"a": 1.0, "b": 3.0}), speed())
     assert shares(made) == {0: 1 / 2, 1: 1 / 2, 3: 3}
 
 
 def test_what_one_group_leaves_over_goes_to_another() -> None:
     trials = [SimulatedTrial(9, group="a"), SimulatedTrial(9, group="b"), SimulatedTrial(9, group="b")]
-    made = static_fluid(empty(cluster(4), {"a": 3.0}), demands(trials), speed(Curve()))
+    made = static_fluid(empty(cluster(4)), demands(trials, {"a": 3.0}), speed(Curve()))
     assert shares(made) == {0: 1, 1: 1, 2: 1}
 
 
@@ -101,10 +101,10 @@ def resized(old: list[tuple[int, float]], moving: float, curve: Curve = EVEN, de
     """What becomes of trials that run, by units left and share, each on devices of its own."""
     cards, free = cluster(devices), iter(cluster(devices))
     held = {
-        i: Holding(Demand(i, "a", units), Assignment(i, tuple(next(free) for _ in range(math.ceil(share))), share))
+        i: Holding(alike(i, "a", units), Assignment(i, tuple(next(free) for _ in range(math.ceil(share))), share))
         for i, (units, share) in enumerate(old)
     }
-    return shares(dynamic_fluid(View(cards, held, room(cards, held.values())), [], speed(curve, moving)))
+    return shares(dynamic_fluid(under_way(cards, held), [], speed(curve, moving)))
 
 
 def test_a_trial_grows_if_it_ends_sooner_by_more_than_moving_costs() -> None:
@@ -122,10 +122,10 @@ def test_a_trial_shrinks_if_it_takes_less_area_so() -> None:
 def test_a_trial_finds_the_memory_of_the_devices_that_another_gives_up() -> None:
     devices, curve = cluster(3), Curve((1, 1.5), (1, 0.9, 0.8))
     held = {
-        0: Holding(Demand(0, "a", 1, bytes=10), Assignment(0, ("gpu 0", "gpu 1"), 2.0)),
-        1: Holding(Demand(1, "a", 90, bytes=60), Assignment(1, ("gpu 2",), 0.5)),
+        0: Holding(alike(0, "a", 1, bytes=10), Assignment(0, ("gpu 0", "gpu 1"), 2.0)),
+        1: Holding(alike(1, "a", 90, bytes=60), Assignment(1, ("gpu 2",), 0.5)),
     }
-    made = dynamic_fluid(View(devices, held, room(devices, held.values())), [], speed(curve, moving=0.0))
+    made = dynamic_fluid(under_way(devices, held), [], speed(curve, moving=0.0))
     assert shares(made) == {0: 1 / 2, 1: 2}
 
 

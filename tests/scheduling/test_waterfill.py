@@ -17,7 +17,7 @@ from penstock.scheduling.waterfill import waterfill
 from penstock.speed.curve import Curve
 from penstock.speed.model import UNKNOWN, Speed
 from tests.contracts.schedulers import SchedulerContract, World, curves, groups_of_trials, thorough, worlds
-from tests.scheduling.simulated_groups import SimulatedTrial, check, cluster, demands, empty, simulate
+from tests.scheduling.simulated_groups import SimulatedTrial, alike, check, cluster, demands, empty, simulate, under_way
 
 EVEN = Curve((1, 2), (1, 1 / 2, 1 / 3, 1 / 4, 1 / 5))  # however wide a trial is, it takes the same device seconds
 TOY = [SimulatedTrial(units) for units in (4, 4, 12, 30)]
@@ -72,8 +72,10 @@ def test_one_more_device_costs_no_more_than_a_unit(some: list[SimulatedTrial], d
 
 
 def test_where_nothing_is_measured_the_longest_go_first_and_of_equals_who_asked_first() -> None:
+    made = waterfill(empty(cluster(2)), demands(trials(1, 5, 5, 9)), UNKNOWN)
+    assert [(one.trial, one.share) for one in made] == [(3, 1), (1, 1)]
     made = waterfill(empty(cluster(3)), demands(trials(1, 5, 9, 5, 5)), UNKNOWN)
-    assert [(one.trial, one.share) for one in made] == [(2, 1), (1, 1), (3, 1)]
+    assert [(one.trial, one.share) for one in made] == [(0, 1), (1, 1), (2, 1)], "which ends as soon"
 
 
 def test_sharing_that_saves_nothing_is_not_done() -> None:
@@ -102,16 +104,16 @@ def test_those_of_a_higher_priority_go_first() -> None:
 @pytest.mark.parametrize("trials_each", [3, 200])
 def test_groups_divide_the_devices_by_weight(trials_each: int) -> None:
     some = [SimulatedTrial(9, group=group) for _ in range(trials_each) for group in "ab"]
-    made = waterfill(empty(cluster(4), {"a": 1.0, "b": 3.0}), demands(some), UNKNOWN)
+    made = waterfill(empty(cluster(4)), demands(some, {"a": 1.0, "b": 3.0}), UNKNOWN)
     assert sorted(some[one.trial].group for one in made) == ["a", "b", "b", "b"]
 
 
 def test_a_group_that_has_its_due_leaves_what_is_free_to_others() -> None:
     devices = cluster(4)
-    held = {99 + i: Holding(Demand(99 + i, "a", 9), Assignment(99 + i, (f"gpu {i}",))) for i in range(2)}
-    view = View(devices, held, room(devices, held.values()), {"a": 1.0, "b": 1.0})
+    held = {99 + i: Holding(alike(99 + i, "a", 9), Assignment(99 + i, (f"gpu {i}",))) for i in range(2)}
     some = [SimulatedTrial(9, group="a"), *(SimulatedTrial(1, group="b") for _ in range(2))]
-    assert sorted(one.trial for one in waterfill(view, demands(some), UNKNOWN)) == [1, 2]
+    waiting = demands(some, {"a": 1.5, "b": 1.5})
+    assert sorted(one.trial for one in waterfill(under_way(devices, held), waiting, UNKNOWN)) == [1, 2]
 
 
 def test_groups_of_which_no_weight_is_said_are_as_one() -> None:
@@ -148,8 +150,8 @@ def test_wide_trials_stay_on_one_node(count: int) -> None:
 
 def test_a_trial_that_should_have_ended_already_stops_nobody() -> None:
     devices = cluster(2)
-    held = {9: Holding(Demand(9, "a", 0), Assignment(9, ("gpu 0",)))}
-    view = View(devices, held, room(devices, held.values()))
+    held = {9: Holding(alike(9, "a", 0), Assignment(9, ("gpu 0",)))}
+    view = under_way(devices, held)
     assert [one.trial for one in waterfill(view, demands(trials(3, 3)), UNKNOWN)] == [0]
 
 
@@ -182,7 +184,7 @@ class Flood(Collection[Demand]):
     def __iter__(self) -> Iterator[Demand]:
         for i in range(self.waiting):
             self.seen = max(self.seen, i + 1)
-            yield Demand(i, "a", 1 + i % 7, i)
+            yield alike(i, "a", 1 + i % 7, i)
 
 
 class Sealed(dict[int, Holding]):
@@ -194,7 +196,7 @@ class Sealed(dict[int, Holding]):
 
 def test_of_a_flood_only_the_first_few_are_looked_at() -> None:
     devices, flood = cluster(1000), Flood(100_000)
-    held = Sealed({-i: Holding(Demand(-i, "a", 5), Assignment(-i, (f"gpu {i}",))) for i in range(1, 1000)})
+    held = Sealed({-i: Holding(alike(-i, "a", 5), Assignment(-i, (f"gpu {i}",))) for i in range(1, 1000)})
     view = View(devices, held, {"gpu 0": Room(1.0, 80)})
     made = waterfill(view, flood, speed(Curve.of(1.1, 4, 1.02, 8)))
     assert [(one.trial, one.share) for one in made] == [(6, 1 / 4), (5, 1 / 4), (4, 1 / 4), (11, 1 / 4)]
@@ -214,9 +216,9 @@ def test_many_trials_on_many_devices_all_run_at_once_where_they_can() -> None:
 
 def test_nobody_is_overtaken_for_ever() -> None:
     device = cluster(1)
-    waiting = {0: Demand(0, "a", units=1, asked=0)}
+    waiting = {0: alike(0, "a", units=1, asked=0)}
     for asked in range(1, 1000):
-        waiting[asked] = Demand(asked, "a", units=9, asked=asked)
+        waiting[asked] = alike(asked, "a", units=9, asked=asked)
         (started,) = waterfill(View(device, {}, room(device, [])), waiting.values(), UNKNOWN)
         del waiting[started.trial]
         if started.trial == 0:
@@ -226,19 +228,19 @@ def test_nobody_is_overtaken_for_ever() -> None:
 
 def test_who_came_late_starts_where_nobody_else_can() -> None:
     devices = {name: Device(name, "h200", memory) for name, memory in (("gpu 0", 80), ("gpu 1", 40), ("gpu 2", 40))}
-    held = {9: Holding(Demand(9, "a", 5, bytes=60), Assignment(9, ("gpu 0",)))}
-    eldest, late = Demand(0, "a", 1, asked=0, bytes=60), Demand(1, "a", 1, asked=5000)
+    held = {9: Holding(alike(9, "a", 5, bytes=60), Assignment(9, ("gpu 0",)))}
+    eldest, late = alike(0, "a", 1, asked=0, bytes=60), alike(1, "a", 1, asked=5000)
     both = waterfill(View(devices, {}, room(devices, [])), [eldest, late], UNKNOWN)
     assert {one.trial: one.devices for one in both} == {0: ("gpu 0",), 1: ("gpu 1",)}
-    made = waterfill(View(devices, held, room(devices, held.values())), [eldest, late], UNKNOWN)
+    made = waterfill(under_way(devices, held), [eldest, late], UNKNOWN)
     assert made == [Assignment(1, ("gpu 1",))]
 
 
 def test_who_came_late_takes_no_part_of_a_device_that_another_waits_for() -> None:
     device, curve = cluster(1), Curve(sharing=(1, 1.2))
-    held = {9: Holding(Demand(9, "a", 5, bytes=10), Assignment(9, ("gpu 0",), 0.5))}
-    eldest, late = Demand(0, "a", 1, asked=0, bytes=75), Demand(1, "a", 1, asked=5000)
-    view = View(device, held, room(device, held.values()))
+    held = {9: Holding(alike(9, "a", 5, bytes=10), Assignment(9, ("gpu 0",), 0.5))}
+    eldest, late = alike(0, "a", 1, asked=0, bytes=75), alike(1, "a", 1, asked=5000)
+    view = under_way(device, held)
     assert waterfill(view, [eldest, late], speed(curve)) == []
     assert waterfill(view, [late], speed(curve)) == [Assignment(1, ("gpu 0",), 0.5)]
 
@@ -247,10 +249,10 @@ def running(*held: tuple[int, float], devices: int = 4) -> View:
     """Trials that run, by units left and share, each on devices of its own."""
     cards, free = cluster(devices), iter(cluster(devices))
     holdings = {
-        i: Holding(Demand(i, "a", units), Assignment(i, tuple(next(free) for _ in range(math.ceil(share))), share))
+        i: Holding(alike(i, "a", units), Assignment(i, tuple(next(free) for _ in range(math.ceil(share))), share))
         for i, (units, share) in enumerate(held)
     }
-    return View(cards, holdings, room(cards, holdings.values()))
+    return under_way(cards, holdings)
 
 
 def test_what_is_free_goes_to_the_trial_that_all_wait_for() -> None:
@@ -277,10 +279,10 @@ def test_no_more_move_than_need_to() -> None:
 
 def test_a_trial_is_given_more_that_ends_sooner_so_though_the_last_does_not() -> None:
     cards = cluster(5)
-    long, short = (Holding(Demand(i, "a", units, i), Assignment(i, (f"gpu {i}",))) for i, units in enumerate((90, 60)))
+    long, short = (Holding(alike(i, "a", units, i), Assignment(i, (f"gpu {i}",))) for i, units in enumerate((90, 60)))
     known = Speed(lambda trial: 1.0, lambda trial: (Curve(), Curve.of(widest=2))[trial], 1.0)
     running = {0: long, 1: short}
-    (moved,) = waterfill(View(cards, running, room(cards, running.values())), [], known)
+    (moved,) = waterfill(under_way(cards, running), [], known)
     assert (moved.trial, moved.share) == (1, 2.0)
 
 

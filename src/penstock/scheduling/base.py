@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from penstock.bundle import BundleMode, Device
 from penstock.speed.model import Speed
@@ -84,13 +84,17 @@ class Room(NamedTuple):
     bytes: int
 
 
+Goal = Literal["end", "target"]
+
+
 @dataclass(frozen=True)
 class View:
     """The devices there are, who runs on them, by trial, and what is left of those that are not full.
 
     ``kinds`` has the signature of the trials on each device that is not empty: only trials of that signature may join
     them, unless ``unlike`` trials can share a device. ``apart`` are sets of devices whose workers did not meet: a trial
-    is given all of such a set only where there is no other choice.
+    is given all of such a set only where there is no other choice. ``goal`` is what a study is run for: that all of it
+    ends soon, or that a target is reached soon.
     """
 
     devices: Mapping[str, Device]
@@ -99,6 +103,7 @@ class View:
     kinds: Mapping[str, str] = field(default_factory=dict)
     unlike: bool = False
     apart: Collection[frozenset[str]] = ()
+    goal: Goal = "end"
 
 
 Scheduler = Callable[[View, Collection[Demand], Speed], list[Assignment]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, View
+from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, View, kinds
 from penstock.scheduling.by_type import by_type
 from penstock.scheduling.capacity import Space, divide, everywhere, largest_remainder, refuse_impossible
 from penstock.scheduling.grouping import by_signature
@@ -42,19 +42,26 @@ def dynamic_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list
     most: dict[int, float] = {}
     dues = _dues(view, {**running, **waiting})
     for name in waiting.keys() & running.keys():
-        most |= _shares([*waiting[name], *running[name]], dues[name], speed)
+        most |= _shares([*waiting[name], *running[name]], dues[name], speed, view.unlike)
     return _arrive(view, demands, speed, most)
 
 
-def _shares(demands: Iterable[Demand], devices: int, speed: Speed) -> dict[int, float]:
-    """min(max(floor(h / Σh · n), 1/c), d) of each."""
-    runtimes = {demand.trial: demand.units * speed.unit(demand.trial) for demand in demands}
-    total = sum(runtimes.values())
+def _shares(demands: Iterable[Demand], devices: int, speed: Speed, unlike: bool) -> dict[int, float]:
+    """min(max(floor(h / Σh · n), 1/c), d) of each, d being the widest that was measured up to there.
+
+    A trial that can share a device with nobody gets a whole one at least.
+    """
+    runtimes = [(demand, demand.units * speed.unit(demand.trial)) for demand in demands]
+    total = sum(runtime for _, runtime in runtimes)
     shares = {}
-    for trial, runtime in runtimes.items():
-        curve = speed.curve(trial)
+    for demand, runtime in runtimes:
+        curve = speed.curve(demand.trial)
         whole = math.floor(runtime / total * devices + FULL) if total > 0 else 0
-        shares[trial] = float(min(whole, curve.widest)) if whole else 1 / curve.most
+        alone = not demand.signature and not unlike
+        if whole or alone:
+            shares[demand.trial] = float(max(count for count in curve.counts if count <= max(1, whole)))
+        else:
+            shares[demand.trial] = 1 / curve.most
     return shares
 
 
@@ -64,32 +71,33 @@ def _arrive(view: View, demands: Collection[Demand], speed: Speed, most: dict[in
         return []
     made: list[Assignment] = []
     left: dict[str, Room] = {}
+    there = dict(view.kinds)
     waiting: list[Demand] = []
     for part in divide(view, demands):
-        space = Space(view.devices, part.room)
+        space = Space(view.devices, part.room, view.kinds, view.unlike)
         started = _place(space, part.demands, speed, most)
         made += started
         names = {one.trial for one in started}
         waiting += [demand for demand in part.demands if demand.trial not in names]
         left |= space.free()
-    return made + _place(Space(view.devices, left), waiting, speed, most)
+        there |= space.kinds
+    return made + _place(Space(view.devices, left, there, view.unlike), waiting, speed, most)
 
 
 def _place(space: Space, demands: Sequence[Demand], speed: Speed, most: dict[int, float]) -> list[Assignment]:
-    shares = _shares(demands, space.whole(), speed)
+    shares = _shares(demands, space.whole(), speed, space.unlike)
     shares = {trial: min(share, most.get(trial, share)) for trial, share in shares.items()}
     made = []
     for demand in sorted(
         demands, key=lambda d: (-d.priority, -shares[d.trial], -d.units * speed.unit(d.trial), d.asked, d.trial)
     ):
-        share = shares[demand.trial]
-        devices = space.fit(share, demand.bytes)
-        while not devices and share > 1:  # fewer than that have the memory for it
-            share -= 1
-            devices = space.fit(share, demand.bytes)
-        if devices:
-            space.take(devices, share, demand.bytes)
-            made.append(Assignment(demand.trial, devices, share))
+        share, counts = shares[demand.trial], speed.curve(demand.trial).counts
+        for width in [share, *(float(count) for count in reversed(counts) if count < share)]:
+            devices = space.fit(width, demand.bytes, signature=demand.signature)
+            if devices:  # where fewer than its share have the memory for it, it is given fewer
+                space.take(devices, width, demand.bytes, demand.signature)
+                made.append(Assignment(demand.trial, devices, width))
+                break
     return made
 
 
@@ -99,7 +107,7 @@ def _resize(view: View, speed: Speed) -> list[Assignment]:
     dues = _dues(view, groups)
     shares: dict[int, float] = {}
     for name, members in groups.items():
-        shares |= _shares(members, dues[name], speed)
+        shares |= _shares(members, dues[name], speed, view.unlike)
 
     def order(holding: Holding) -> tuple[bool, float, float, int, int]:
         demand = holding.demand
@@ -107,19 +115,19 @@ def _resize(view: View, speed: Speed) -> list[Assignment]:
         runtime = demand.units * speed.unit(demand.trial)
         return new > holding.assignment.share, -new, -runtime, demand.asked, demand.trial
 
-    space = Space(view.devices, everywhere(view))
+    space = Space(view.devices, everywhere(view), kinds(view.running.values()), view.unlike)
     made = []
     for holding in sorted(view.running.values(), key=order):
         demand, old, new = holding.demand, holding.assignment, shares[holding.demand.trial]
         if not _pays(demand, old.share, new, speed):
             continue
         space.give(old.devices, old.share, demand.bytes)
-        devices = space.fit(new, demand.bytes, own=old.devices)
+        devices = space.fit(new, demand.bytes, old.devices, demand.signature)
         if devices:
             made.append(Assignment(demand.trial, devices, new))
-            space.take(devices, new, demand.bytes)
+            space.take(devices, new, demand.bytes, demand.signature)
         else:
-            space.take(old.devices, old.share, demand.bytes)
+            space.take(old.devices, old.share, demand.bytes, demand.signature)
     return made
 
 

@@ -91,50 +91,46 @@ def _start(view: View, demands: Sequence[Demand], beyond: int, speed: Speed) -> 
                 plans[i] = _start_part(view, replace(part, room={**part.room, **spare}), beyond, speed)
                 spare = {}
     started = [one for made, _ in plans for one in made]
-    space = plans[0][1] if len(parts) == 1 else Space(view.devices, view.room)
+    space = plans[0][1] if len(parts) == 1 else Space(view.devices, view.room, view.kinds, view.unlike)
     if len(parts) > 1:
         _carry_out(space, started, demands)
     if space.whole() and len(started) < len(demands):
         given = {one.trial for one in started}
         waiting = [demand for demand in demands if demand.trial not in given]
         free = {name: left for name, left in space.room.items() if left.share > 1 - FULL}
-        started += _fill_up(Space(view.devices, free), waiting, beyond, len(view.devices), speed)
+        started += _fill_up(Space(view.devices, free, {}, view.unlike), waiting, beyond, len(view.devices), speed)
     return started
 
 
 def _start_part(view: View, part: Part, beyond: int, speed: Speed) -> tuple[list[Assignment], Space]:
     """Who of a part starts now, and what is left of its room then."""
-    space = Space(view.devices, part.room)
+    space = Space(view.devices, part.room, view.kinds, view.unlike)
     opened = any(demand.open for demand in part.demands)
     if beyond or opened or len(part.demands) > FEW or len(view.devices) > SMALL:
         return _fill_up(space, part.demands, beyond, len(view.devices), speed), space
-    here, made = _of(view, part), list[Assignment]()
-    for priority in sorted({demand.priority for demand in part.demands}, reverse=True):
-        ours = [demand for demand in part.demands if demand.priority == priority]
-        started = look_ahead(here, ours, speed)
-        here = _with(here, started, ours)
-        made += started
+    here = _of(view, part)
+    made = look_ahead(here, part.demands, speed)
     _carry_out(space, made, part.demands)
     return made, space
 
 
 def _fill_up(space: Space, demands: Sequence[Demand], beyond: int, devices: int, speed: Speed) -> list[Assignment]:
     """Place trials at the level of the water, in order; where that does not fit, what is narrower."""
-    trials, known = {}, dict[int, tuple[Option, ...]]()  # by the curve's id: most have the same, and hashing it is slow
+    trials, known = {}, dict[tuple[int, bool], tuple[Option, ...]]()  # by the curve's id: hashing it is slow
     for demand in demands:
-        curve = speed.curve(demand.trial)
-        if id(curve) not in known:
-            known[id(curve)] = options(curve, devices)
-        trials[demand.trial] = _Trial(demand.units * speed.unit(demand.trial), known[id(curve)])
+        curve, alone = speed.curve(demand.trial), not demand.signature and not space.unlike
+        if (id(curve), alone) not in known:
+            known[id(curve), alone] = options(curve, devices, alone)
+        trials[demand.trial] = _Trial(demand.units * speed.unit(demand.trial), known[id(curve), alone])
     level = _level(list(trials.values()), space, beyond, devices)
     made = []
     for demand in sorted(demands, key=lambda d: (-d.priority, -trials[d.trial].runtime, d.asked, d.trial)):
         ours = trials[demand.trial].options
         widest = 0 if demand.open else ours.index(_least(trials[demand.trial], level))
         for option in reversed(ours[: widest + 1]):
-            places = space.fit(option.share, demand.bytes)
+            places = space.fit(option.share, demand.bytes, signature=demand.signature)
             if places:
-                space.take(places, option.share, demand.bytes)
+                space.take(places, option.share, demand.bytes, demand.signature)
                 made.append(Assignment(demand.trial, places, option.share))
                 break
     return made
@@ -211,13 +207,13 @@ def _of(view: View, part: Part) -> View:
 def _with(view: View, made: Sequence[Assignment], demands: Collection[Demand]) -> View:
     """The same with assignments carried out."""
     asked = {demand.trial: demand for demand in demands}
-    space = Space(view.devices, view.room)
+    space = Space(view.devices, view.room, view.kinds, view.unlike)
     _carry_out(space, made, demands)
     running = {**view.running, **{one.trial: Holding(asked[one.trial], one) for one in made}}
-    return replace(view, running=running, room=space.free())
+    return replace(view, running=running, room=space.free(), kinds=space.kinds)
 
 
 def _carry_out(space: Space, made: Sequence[Assignment], demands: Collection[Demand]) -> None:
-    bytes = {demand.trial: demand.bytes for demand in demands}
+    asked = {demand.trial: demand for demand in demands}
     for one in made:
-        space.take(one.devices, one.share, bytes[one.trial])
+        space.take(one.devices, one.share, asked[one.trial].bytes, asked[one.trial].signature)

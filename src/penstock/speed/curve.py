@@ -15,7 +15,9 @@ class Curve:
     """What a unit takes at a share, relative to a device of its own.
 
     ``sharing`` is that of each of p = 1, 2, … c trials that share a device, ``scaling`` that of one trial on
-    w = 1, 2, … d devices; both begin with 1. Their lengths are Fluid's limits c and d.
+    w = 1, 2, … d devices; both begin with 1. Their lengths are Fluid's limits c and d. ``tried`` are the numbers of
+    devices whose times are known, where not all are: the others are interpolated, which is good enough to predict by
+    and not to choose by.
 
     >>> curve = Curve(sharing=(1, 1.1, 1.5), scaling=(1, 0.55))
     >>> curve.at(1 / 3), curve.at(1), curve.at(2)
@@ -24,8 +26,14 @@ class Curve:
 
     sharing: tuple[float, ...] = (1.0,)
     scaling: tuple[float, ...] = (1.0,)
+    tried: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if any(not 1 <= count <= len(self.scaling) for count in self.tried):
+            raise StudyError(
+                f"A curve's tried numbers of devices must be from 1 to {len(self.scaling)}, which is as far as its "
+                f"scaling goes; got {self.tried}."
+            )
         for name, times in (("sharing", self.sharing), ("scaling", self.scaling)):
             if not times or times[0] != 1 or not all(0 < t < math.inf for t in times):
                 raise StudyError(
@@ -41,6 +49,15 @@ class Curve:
     def widest(self) -> int:
         """The most devices that a trial may have: d."""
         return len(self.scaling)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of devices that a trial may be given: those whose times are known, rising from 1.
+
+        >>> Curve(scaling=(1, 0.6, 0.5, 0.4), tried=(2, 4)).counts, Curve(scaling=(1, 0.6, 0.5)).counts
+        ((1, 2, 4), (1, 2, 3))
+        """
+        return tuple(sorted({1, *self.tried})) if self.tried else tuple(range(1, len(self.scaling) + 1))
 
     def at(self, share: float) -> float:
         """The relative time of a unit at 1/p of a device, or on as many whole devices.
@@ -73,7 +90,7 @@ class Curve:
         """The curve of Fluid §4.2.2: h(1/p) = αᵖ⁻¹ for p up to ``most``, h(w) = βʷ⁻¹ / w for w up to ``widest``.
 
         >>> Curve.of(alpha=1.5, most=2, beta=1.0, widest=2)
-        Curve(sharing=(1.0, 1.5), scaling=(1.0, 0.5))
+        Curve(sharing=(1.0, 1.5), scaling=(1.0, 0.5), tried=())
         """
         if most < 1 or widest < 1:
             raise StudyError(f"A curve goes to at least one trial and one device, got most={most}, widest={widest}.")
@@ -90,7 +107,8 @@ def measured(sharing: Mapping[int, float], scaling: Mapping[int, float]) -> tupl
     What was smoothed or cut is said.
 
     >>> measured({1: 2.0, 2: 2.2, 4: 8.8}, {1: 2.0, 2: 1.2, 4: 1.5})
-    (Curve(sharing=(1.0, 1.1), scaling=(1.0, 0.6)), ['sharing stops to pay at 2 trials a device, of 4 tried', \
+    (Curve(sharing=(1.0, 1.1), scaling=(1.0, 0.6), tried=()), \
+['sharing stops to pay at 2 trials a device, of 4 tried', \
 'scaling stops to pay at 2 devices, of 4 tried'])
     """
     said: list[str] = []
@@ -107,7 +125,8 @@ def measured(sharing: Mapping[int, float], scaling: Mapping[int, float]) -> tupl
     falling = _monotone({w: t for w, t in above.items() if w <= best}, -1)
     if any(abs(falling[w] / above[w] - 1) > 0.02 for w in falling):
         said.append("scaling was measured to get slower with more devices in places, and was smoothed")
-    return Curve(_through(smooth, most), _through(falling, best)), said
+    tried = () if len(falling) in (0, best) else tuple(falling)  # where all were, it needs no saying
+    return Curve(_through(smooth, most), _through(falling, best), tried), said
 
 
 def doublings(most: int) -> list[int]:
@@ -120,7 +139,7 @@ def doublings(most: int) -> list[int]:
 
 
 def _usable(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Those that can be; without one alone on one device there is nothing to compare with."""
+    """The times that are times; none where there is no time of one trial on one device to compare with."""
     usable = {count: t for count, t in sorted(seconds.items()) if count >= 1 and 0 < t < math.inf}
     return usable if 1 in usable else {}
 

@@ -1,217 +1,160 @@
-"""Decisions by what they lead to: candidates are carried out to the end with the speed model, and the best is begun.
+"""Decisions by what they lead to: each candidate is followed out over the stages to come, and the best is begun.
 
-A decision is followed by a policy that needs no foresight: one that keeps to its plan, or Fluid's. Each policy decides
-the same again at every later point of its own course; so whoever asks anew there finds at least what was found here.
+The candidates are the plans of a search, fifo's next move and Fluid's. Each policy decides the same again at every
+later point of its own course; so a decision made anew there finds at least what was found here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Scheduler, View
+from penstock.scheduling.base import FULL, Assignment, Demand, Holding, View, kinds
 from penstock.scheduling.capacity import Space, everywhere
+from penstock.scheduling.fifo import fifo
 from penstock.scheduling.fluid import dynamic_fluid
-from penstock.scheduling.lookahead.layout import BETTER, Held, Job, Option, Plan, Site, options
-from penstock.scheduling.lookahead.rollout import course
-from penstock.scheduling.lookahead.search import fill, plan_of
+from penstock.scheduling.lookahead.layout import BETTER, Job, Option, Plan, Policy, Scene
+from penstock.scheduling.lookahead.rollout import follow
+from penstock.scheduling.lookahead.search import Search, in_order
 from penstock.speed.model import Speed
 
-FEW = 32
+FEW = 256
 """Trials that foresight is for,"""
 SMALL = 64
 """and devices."""
 
-MOVERS = 8  # trials that are planned anew together, if not all are
-CANDIDATES = 3  # ways to rebalance that are carried out
+MOVERS = (1, 2, 4, 16)  # how many of the last to end are planned anew together
 SOONER = 0.01  # by which trials must end sooner on the average for a move that does not make the last one do so
+WORTH = 1e-6  # by which a plan must end sooner than fifo's to be begun: what is as good is not worth overtaking
 
 
 def look_ahead(view: View, demands: Sequence[Demand], speed: Speed) -> list[Assignment]:
     """Who starts now, and with what, in the best plan that is found."""
-    site, names = _site(view, view.running.values(), speed)
-    jobs = [job for demand in demands if _fits(job := _job(demand, len(names), speed), site)]
-    demands = [job.demand for job in jobs]
-    if not jobs:
+    if not view.devices:
         return []
-    plan = plan_of(site, jobs)
-    ours = _together(view, _now(plan, jobs, names), demands)
+    scene = Scene(view, view.running.values(), demands, speed)
+    if not scene.jobs:
+        return []
+    able = {job.trial for job in scene.jobs}
+    demands = [demand for demand in demands if demand.trial in able]
+    best = Search(scene.site, scene.jobs).best()
+    made, least = scene.now(best.plan), best.plan.makespan
     fluids = dynamic_fluid(view, demands, speed)
-    if math.isinf(speed.moving):
-        theirs = course(dynamic_fluid, view, demands, speed).makespan
-        return fluids if theirs < plan.makespan * (1 - BETTER) else ours
-    return _best([ours, keep(view, demands, speed), fluids], view, demands, speed)
+    for deadline in dict.fromkeys((math.inf, best.policy.deadline)):
+        plan = _begin(scene, fluids, deadline, speed)
+        if plan.makespan < least * (1 - BETTER):
+            made, least = fluids, plan.makespan
+    if view.goal == "end":
+        plan = follow(scene.site, scene.jobs, Policy(solo=True))
+        if plan.makespan * (1 - WORTH) <= least:
+            made = fifo(view, sorted(demands, key=lambda demand: -demand.priority), speed)
+    return _together(view, made, demands)
 
 
-def _together(view: View, made: list[Assignment], demands: Sequence[Demand]) -> list[Assignment]:
-    """The same on few nodes: a plan knows only how many devices a trial has. As it is, where not all fit so."""
-    bytes = {demand.trial: demand.bytes for demand in demands}
-    space = Space(view.devices, view.room)
-    for one in made:
-        if one.share < 1:
-            space.take(one.devices, one.share, bytes[one.trial])
-    placed = {one.trial: one for one in made}
-    for one in sorted((one for one in made if one.share >= 1), key=lambda one: -one.share):
-        devices = space.fit(one.share, bytes[one.trial])
-        if devices is None:
-            return made
-        space.take(devices, one.share, bytes[one.trial])
-        placed[one.trial] = replace(one, devices=devices)
-    return list(placed.values())
+def _begin(scene: Scene, made: Sequence[Assignment], deadline: float, speed: Speed) -> Plan:
+    """What comes of assignments that are carried out now."""
+    given, begun, rest = {one.trial: one for one in made}, [], []
+    for job in scene.jobs:
+        if (one := given.get(job.trial)) is None:
+            rest.append(job)
+            continue
+        known = next((option.seconds for option in job.options if option.share == one.share), None)
+        begun.append(scene.held(job, one, known or job.runtime * speed.curve(job.trial).at(one.share)))
+    return follow(scene.begun(begun), rest, Policy(deadline, in_order(rest)))
 
 
 def rebalance(view: View, speed: Speed, fixed: frozenset[int]) -> list[Assignment]:
     """Which trials that run to give more or less, so that all end sooner, moving costs and all; those fixed stay."""
-    if all(left.share <= FULL for left in view.room.values()):
+    curves = {id(curve): curve for curve in map(speed.curve, view.running)}.values()
+    if all(left.share <= FULL for left in view.room.values()) or all(c.most == c.widest == 1 for c in curves):
         return []
     fluids = dynamic_fluid(view, [], speed)
     if fixed:
         fluids = _changes(view, {one.trial: one.share for one in fluids if one.trial not in fixed})
     if len(view.running) > FEW or len(view.devices) > SMALL:
         return fluids
-    found = sorted(_moves(view, speed, fixed), key=lambda one: one[0])
-    return _best([[], fluids, *(moves for _, moves in found[:CANDIDATES])], view, [], speed)
-
-
-def keep(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
-    """The policy that moves nobody: fill what is free."""
-    if not demands or not view.room:
-        return []
-    site, names = _site(view, view.running.values(), speed)
-    jobs = [_job(demand, len(names), speed) for demand in demands]
-    return _now(fill(site, jobs), jobs, names)
-
-
-def _best(
-    candidates: Sequence[list[Assignment]], view: View, demands: Sequence[Demand], speed: Speed
-) -> list[Assignment]:
-    """The one whose last trial ends first; of those, one whose trials end sooner; of equal ones the first.
-
-    Where others follow, what counts is that trials end soon.
-    """
-    opened = any(one.demand.open for one in view.running.values()) or any(demand.open for demand in demands)
-    best, last, ends = candidates[0], math.inf, math.inf
-    tried: list[list[Assignment]] = []
-    for made in candidates:
-        if made not in tried:
-            tried.append(made)
-            courses = [course(_first(made, after, view), view, demands, speed) for after in (keep, dynamic_fluid)]
-            ours = min(courses, key=lambda one: one.ends if opened else one.makespan)
-            sooner = (opened or ours.makespan <= last) and ours.ends < ends * (1 - SOONER)
-            if sooner or (not opened and ours.makespan < last * (1 - BETTER)):
-                best, last, ends = made, ours.makespan, ours.ends
+    opened = any(one.demand.open for one in view.running.values())
+    stay = follow(Scene(view, view.running.values(), (), speed).site, (), Policy())
+    best, least = list[Assignment](), stay
+    for moves, plan in _moves(view, speed, fixed, fluids):
+        sooner = (opened or plan.makespan <= least.makespan) and plan.ends < least.ends * (1 - SOONER)
+        if sooner or (not opened and plan.makespan < least.makespan * (1 - BETTER)):
+            best, least = moves, plan
     return best
 
 
-def _first(made: list[Assignment], after: Scheduler, view: View) -> Scheduler:
-    """Do this first, and then what the policy says; who is told to move does so, whatever happens until then."""
-    moving = {one.trial: view.running[one.trial].assignment for one in made if one.trial in view.running}
-    asked = False
-
-    def schedule(now: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
-        nonlocal asked
-        if not asked:
-            asked = True
+def _together(view: View, made: list[Assignment], demands: Sequence[Demand]) -> list[Assignment]:
+    """The same on few nodes: a plan knows only how many devices a trial has. As it is, where not all fit so."""
+    asked = {demand.trial: demand for demand in demands}
+    space = Space(view.devices, view.room, view.kinds, view.unlike)
+    for one in made:
+        if one.share < 1:
+            space.take(one.devices, one.share, asked[one.trial].bytes, asked[one.trial].signature)
+    placed = {one.trial: one for one in made}
+    for one in sorted((one for one in made if one.share >= 1), key=lambda one: -one.share):
+        devices = space.fit(one.share, asked[one.trial].bytes)
+        if devices is None:
             return made
-        still = [
-            one
-            for one in made
-            if one.trial in now.running and now.running[one.trial].assignment is moving.get(one.trial)
-        ]
-        told = {one.trial for one in still}
-        return [*(one for one in after(now, demands, speed) if one.trial not in told), *still]
-
-    return schedule
+        space.take(devices, one.share, asked[one.trial].bytes, asked[one.trial].signature)
+        placed[one.trial] = replace(one, devices=devices)
+    return list(placed.values())
 
 
-def _moves(view: View, speed: Speed, fixed: frozenset[int]) -> Iterator[tuple[float, list[Assignment]]]:
-    """Ways to rebalance, and when all would end: the last to end are planned anew, first one, then two, and so on."""
-    ends = {trial: one.demand.units * speed.seconds(trial, one.assignment.share) for trial, one in view.running.items()}
-    able = [trial for trial in view.running if trial not in fixed and view.running[trial].demand.units > 1]
+def _moves(
+    view: View, speed: Speed, fixed: frozenset[int], fluids: list[Assignment]
+) -> Iterator[tuple[list[Assignment], Plan]]:
+    """Ways to rebalance, and what comes of them: Fluid's, and those by which the last to end are planned anew."""
+    if fluids:
+        yield fluids, _begin(_without(view, [one.trial for one in fluids], speed), fluids, math.inf, speed)
+    able = [trial for trial, one in view.running.items() if trial not in fixed and one.demand.units > 1]
+    ends = {trial: view.running[trial].demand.units * speed.seconds(trial, view.running[trial].at) for trial in able}
     able.sort(key=lambda trial: -ends[trial])
-    for count in sorted({*range(1, min(MOVERS, len(able)) + 1), len(able)} - {0}):
-        movers = able[:count]
-        stay = [one for trial, one in view.running.items() if trial not in movers]
-        space = Space(view.devices, everywhere(view))
-        for one in (view.running[trial] for trial in movers):
-            space.give(one.assignment.devices, one.assignment.share, one.demand.bytes)
-        site, names = _site(View(view.devices, {}, space.room), stay, speed)
-        jobs = [_moved(view.running[trial], len(names), speed) for trial in movers]
-        plan = fill(site, jobs)
-        if all(start.time == 0 for start in plan.starts):
-            moves = _changes(view, {movers[start.job]: start.option.share for start in plan.starts})
-            if moves:
-                yield plan.makespan, moves
+    for count in sorted({min(count, len(able)) for count in MOVERS} - {0}):
+        scene = _without(view, able[:count], speed)
+        plan = Search(scene.site, scene.jobs, 1 / len(MOVERS)).best().plan
+        shares = {scene.jobs[start.job].trial: start.option.share for start in plan.starts if start.job >= 0}
+        if all(start.time == 0 for start in plan.starts if start.job >= 0) and (moves := _changes(view, shares)):
+            yield moves, plan
 
 
-def _changes(view: View, shares: dict[int, float]) -> list[Assignment]:
+def _without(view: View, movers: Sequence[int], speed: Speed) -> Scene:
+    """The devices without some trials that run, and these as jobs: to go on costs nothing; to move, what it costs."""
+    space = Space(view.devices, everywhere(view), kinds(view.running.values()), view.unlike)
+    for one in (view.running[trial] for trial in movers):
+        space.give(one.assignment.devices, one.assignment.share, one.demand.bytes)
+    stay = {trial: one for trial, one in view.running.items() if trial not in movers}
+    here = replace(view, running=stay, room=space.room)
+    scene = Scene(here, stay.values(), [view.running[trial].demand for trial in movers], speed)
+    scene.jobs = [_moved(job, view.running[job.trial], speed) for job in scene.jobs]
+    return scene
+
+
+def _moved(job: Job, one: Holding, speed: Speed) -> Job:
+    """To go on as it does costs nothing; for another share it ends its unit first, and moves."""
+    share, left = one.assignment.share, one.demand.units
+    rest = speed.seconds(job.trial, one.at) * (1 - one.done)
+    ours = []
+    for option in job.options:
+        stays = option.share == share
+        unit = speed.seconds(job.trial, one.at) if stays else option.seconds / left
+        seconds = rest + (left - 1) * unit + (0.0 if stays else speed.moving)
+        ours.append(Option(option.share, seconds, option.share * seconds))
+    return replace(job, runtime=(left - one.done) * job.unit, options=tuple(ours))
+
+
+def _changes(view: View, shares: Mapping[int, float]) -> list[Assignment]:
     """Devices for those whose share changes, wide ones first; nothing where they do not all fit."""
     changed = [trial for trial, share in shares.items() if share != view.running[trial].assignment.share]
-    space = Space(view.devices, everywhere(view))
+    space = Space(view.devices, everywhere(view), kinds(view.running.values()), view.unlike)
     for one in (view.running[trial] for trial in changed):
         space.give(one.assignment.devices, one.assignment.share, one.demand.bytes)
     made = []
     for trial in sorted(changed, key=lambda trial: -shares[trial]):
         one = view.running[trial]
-        devices = space.fit(shares[trial], one.demand.bytes, own=one.assignment.devices)
+        devices = space.fit(shares[trial], one.demand.bytes, one.assignment.devices, one.demand.signature)
         if devices is None:
             return []
-        space.take(devices, shares[trial], one.demand.bytes)
+        space.take(devices, shares[trial], one.demand.bytes, one.demand.signature)
         made.append(Assignment(trial, devices, shares[trial]))
     return made
-
-
-def _site(view: View, running: Collection[Holding], speed: Speed) -> tuple[Site, list[str]]:
-    room = everywhere(view)
-    names = list(room)
-    place = {name: i for i, name in enumerate(names)}
-    held = tuple(
-        Held(
-            (one.demand.units - one.done) * speed.seconds(one.demand.trial, one.assignment.share),
-            tuple(place[name] for name in one.assignment.devices if name in place),
-            one.assignment.share,
-            one.demand.bytes,
-        )
-        for one in running
-    )
-    free = tuple(room[name].share for name in names)
-    return Site(free, tuple(room[name].bytes for name in names), held), names
-
-
-def _fits(job: Job, site: Site) -> bool:
-    """Whether it fits somewhere once all that ends has ended; what others have there is theirs."""
-    free, bytes = list(site.free), list(site.bytes)
-    for held in site.held:
-        for d in held.devices:
-            free[d] += min(1.0, held.share)
-            bytes[d] += held.bytes
-    least = min(1.0, job.options[0].share) - FULL
-    return any(share >= least and left >= job.demand.bytes for share, left in zip(free, bytes, strict=True))
-
-
-def _job(demand: Demand, devices: int, speed: Speed) -> Job:
-    runtime = demand.units * speed.unit(demand.trial)
-    ours = options(speed.curve(demand.trial), devices)
-    return Job(demand, runtime, tuple(Option(o.share, runtime * o.seconds, runtime * o.area) for o in ours))
-
-
-def _moved(one: Holding, devices: int, speed: Speed) -> Job:
-    """To go on as it does costs nothing; for another share it ends its unit first, and moves."""
-    share = one.assignment.share
-    unit, left = speed.unit(one.demand.trial), one.demand.units
-    rest = speed.seconds(one.demand.trial, share) * (1 - one.done)
-    ours = []
-    for option in options(speed.curve(one.demand.trial), devices):
-        stays = option.share == share
-        seconds = rest + (left - 1) * unit * option.seconds + (0.0 if stays else speed.moving)
-        ours.append(Option(option.share, seconds, option.share * seconds))
-    return Job(one.demand, (left - one.done) * unit, tuple(ours))
-
-
-def _now(plan: Plan, jobs: Sequence[Job], names: Sequence[str]) -> list[Assignment]:
-    return [
-        Assignment(jobs[start.job].demand.trial, tuple(names[d] for d in start.devices), start.option.share)
-        for start in plan.starts
-        if start.time == 0
-    ]

@@ -1,153 +1,232 @@
-"""The course that a scheduler's decisions take: who runs where and until when, if every trial runs as predicted.
+"""What a policy comes to: trials laid out in time as list scheduling does, and the rungs that follow them.
 
-A trial at a share takes what the speed model says, whoever else is on its devices: the constant-share model of Fluid
-§4.1. Nothing else is simplified: a running trial's progress is known in whole units, and it moves at the end of one.
+Whenever something becomes free, the trials that wait are gone through in order and each starts that fits. When the last
+trial of a group ends, those of its next rung arrive. While nobody waits, the last to end spread over what is free, as
+an engine has them do. A trial at a share takes what the speed model says, whoever else is on its devices: the
+constant-share model of Fluid §4.1.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from operator import attrgetter
 
-from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, Scheduler, View
-from penstock.scheduling.capacity import everywhere
-from penstock.speed.model import Speed
+from penstock.scheduling.base import FULL
+from penstock.scheduling.lookahead.layout import BETTER, Held, Job, Option, Plan, Policy, Site, Start
 
-NEARLY = 1 - 1e-6
-"""A unit that was not reported is not done: who trains it still has its devices."""
-SAME = 1e-9
-"""Times that differ by less, relatively, are one instant."""
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """A trial on its devices from ``start`` to ``end``, in seconds from now."""
-
-    trial: int
-    devices: tuple[str, ...]
-    share: float
-    start: float
-    end: float
+PASSED = 8  # trials that do not fit, after which no other is looked at for a part of a device
+SPREADING = 3  # trials, the last to end, that are looked at when something is free and nobody waits
+WORTH = 2  # units that a trial has left, at least, when it moves
+Key = tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Course:
-    """What happens: stretches in the order of their ends, and the trials that wait for ever."""
-
-    stretches: tuple[Stretch, ...]
-    waiting: tuple[int, ...] = ()
-
-    @property
-    def makespan(self) -> float:
-        """When the last one ends; infinite where somebody waits for ever."""
-        if self.waiting:
-            return math.inf
-        return self.stretches[-1].end if self.stretches else 0.0
-
-    @property
-    def ends(self) -> float:
-        """When each one ends, all added up."""
-        return sum({stretch.trial: stretch.end for stretch in self.stretches}.values())
+def follow(site: Site, jobs: Sequence[Job], policy: Policy) -> Plan:
+    """The plan that a policy comes to for jobs that wait; infinite where somebody waits for ever."""
+    return _Rollout(site, jobs, policy).run()
 
 
-@dataclass
 class _Run:
-    holding: Holding
-    placed: float
-    begun: float  # later than placed by what moving costs
-    unit: float
+    """A trial under way."""
 
-    @property
-    def end(self) -> float:
-        return self.begun + self.holding.demand.units * self.unit
+    __slots__ = ("devices", "end", "job", "seconds", "share")
 
-    def done(self, now: float) -> int:
-        """Whole units trained."""
-        return max(0, math.floor((now - self.begun) / self.unit + SAME))
-
-    def boundary(self, now: float) -> float:
-        """When it can leave: at the end of a unit, and not before the first."""
-        units = max(1, math.ceil((now - self.begun) / self.unit - SAME))
-        return self.begun + units * self.unit
+    def __init__(self, job: Job, share: float, devices: tuple[int, ...], end: float, seconds: float) -> None:
+        self.job, self.share, self.devices, self.end = job, share, devices, end
+        self.seconds = seconds  # of all of it, at its share
 
 
-def course(scheduler: Scheduler, view: View, demands: Collection[Demand], speed: Speed) -> Course:
-    """Carry a scheduler's decisions out to the end, as the engine does: it is asked again at every change.
+class _Rollout:
+    def __init__(self, site: Site, jobs: Sequence[Job], policy: Policy) -> None:
+        self.site, self.policy = site, policy
+        self.now = self.makespan = self.total = 0.0
+        self.bytes = list(site.bytes)
+        self.kinds = list(site.kinds)
+        self.left = list(site.free)
+        self.empty = [d for d, share in enumerate(site.free) if share > 1 - FULL]
+        self.begun = {d: share for d, share in enumerate(site.free) if FULL < share <= 1 - FULL}
+        self.out = [crew.out for crew in site.crews]
+        self.rung = [0] * len(site.crews)
+        self.count = 0
+        self.heap: list[tuple[float, int, _Run]] = []
+        self.starts: list[Start] = []
+        for one in site.held:
+            self._push(_under_way(one), one.end)
+        order = policy.order or sorted(range(len(jobs)), key=lambda i: (-jobs[i].priority, jobs[i].asked))
+        self.waiting: list[tuple[Job, int]] = [(jobs[i], i) for i in order]
 
-    A trial that moves leaves at the end of one, waits
-    with what is left, asked for anew, and loses ``speed.moving`` when it starts again.
+    def run(self) -> Plan:
+        while True:
+            if self.waiting:
+                self._start_all()
+            if self.now > 0 and self.empty and not self.waiting and self.site.moving < math.inf:
+                self._spread()
+            if not self.heap:
+                break
+            self._advance()
+        if self.waiting:
+            return Plan(math.inf, math.inf, ())
+        return Plan(self.makespan, self.total, tuple(self.starts))
 
-    >>> from penstock.executors.base import Device
-    >>> from penstock.scheduling.fifo import fifo
-    >>> from penstock.speed.model import UNKNOWN
-    >>> one = View({"gpu 0": Device("gpu 0", "h200", 8)}, {}, {"gpu 0": Room(1.0, 8)})
-    >>> made = course(fifo, one, [Demand(0, "g", 2), Demand(1, "g", 3)], UNKNOWN)
-    >>> [(stretch.trial, stretch.start, stretch.end) for stretch in made.stretches]
-    [(0, 0.0, 2.0), (1, 2.0, 5.0)]
-    """
-    waiting = {demand.trial: demand for demand in demands}
-    asked = max((demand.asked for demand in waiting.values()), default=0) + 1
-    room = everywhere(view)
-    runs = {trial: _under_way(holding, speed) for trial, holding in view.running.items()}
-    moved: set[int] = set()
-    stretches: list[Stretch] = []
-    now = 0.0
-    while waiting or runs:
-        running = {trial: _seen(run, now) for trial, run in runs.items()}
-        left = {name: one for name, one in room.items() if one.share > FULL}
-        leaving = []
-        for one in scheduler(replace(view, running=running, room=left), waiting.values(), speed):
-            if one.trial in runs:
-                leaving.append(one.trial)
-            elif _fits(one, waiting[one.trial], room):
-                demand = waiting.pop(one.trial)
-                _take(room, one, demand.bytes)
-                begun = now + (speed.moving if one.trial in moved else 0.0)
-                runs[one.trial] = _Run(Holding(demand, one), now, begun, speed.seconds(one.trial, one.share))
-        if not runs:
-            break
-        times = [run.end for run in runs.values()] + [runs[trial].boundary(now) for trial in leaving]
-        now = max(now, min(times))
-        edge = now + SAME * max(1.0, now)
-        for trial in [trial for trial, run in runs.items() if run.end <= edge]:
-            run = runs.pop(trial)
-            _take(room, run.holding.assignment, run.holding.demand.bytes, -1)
-            stretches.append(Stretch(trial, *_where(run), run.placed, now))
-        for trial in leaving:
-            if trial in runs and runs[trial].boundary(now) <= edge:
-                run = runs.pop(trial)
-                _take(room, run.holding.assignment, run.holding.demand.bytes, -1)
-                stretches.append(Stretch(trial, *_where(run), run.placed, now))
-                waiting[trial] = replace(_seen(run, now).demand, asked=asked)
-                asked += 1
-                moved.add(trial)
-    return Course(tuple(stretches), tuple(waiting))
+    def _push(self, run: _Run, end: float) -> None:
+        run.end = end
+        self.count += 1
+        heapq.heappush(self.heap, (end, self.count, run))
+
+    def _start_all(self) -> None:
+        """Start who fits, in order; then no device stays free while a job waits that fits there, if with fewer."""
+        given, solo, begun = self.policy.given, self.policy.solo, self.begun
+        deadline = self.policy.deadline * (1 + BETTER) - self.now
+        room = len(self.empty) + sum(begun.values()) if deadline == math.inf else 0.0
+        for fill in (False, True):
+            still: list[tuple[Job, int]] = []
+            first = -math.inf  # the highest priority of a job that waits on: nobody of a lower one overtakes it
+            for i, (job, place) in enumerate(self.waiting):
+                if not self.empty and (fill or not begun or len(still) >= PASSED):
+                    still += self.waiting[i:]
+                    break
+                if job.priority < first:
+                    option = None
+                elif fill or solo:
+                    option = _widest(job, 1 if solo else len(self.empty))
+                elif place in given:
+                    option = given[place]
+                elif room:
+                    fair = room / (len(self.waiting) - i) + FULL
+                    option = next((one for one in reversed(job.options) if one.share <= fair), job.options[0])
+                    room -= option.share
+                else:
+                    due = deadline - job.after
+                    option = next((one for one in job.options if one.seconds <= due), None)
+                if option is None or not self._start(job, place, option):
+                    still.append((job, place))
+                    first = -math.inf if fill else max(first, job.priority)
+            self.waiting = still
+            if solo or not still or not self.empty:
+                break
+
+    def _start(self, job: Job, place: int, option: Option) -> bool:
+        devices = self._places(option.share, job)
+        if not devices:
+            return False
+        for d in devices:
+            self.bytes[d] -= job.bytes
+        self.starts.append(Start(place, option, devices, self.now))
+        self._push(_Run(job, option.share, devices, 0.0, option.seconds), self.now + option.seconds)
+        return True
+
+    def _places(self, share: float, job: Job) -> tuple[int, ...]:
+        """Take devices for a job; a fraction of the fullest that has room, so that others stay free."""
+        need, empty = job.bytes, self.empty
+        if share >= 1:
+            if share > len(empty):
+                return ()
+            able = [d for d in empty if self.bytes[d] >= need] if need else empty
+            devices = tuple(able[: round(share)])
+            if len(devices) < share:
+                return ()
+            for d in devices:
+                empty.remove(d)
+                self.left[d] = 0.0
+            return devices
+        best, least = -1, math.inf
+        for d, left in self.begun.items():
+            if share - FULL <= left < least and self.bytes[d] >= need and self._joins(job, d):
+                best, least = d, left
+        if best < 0:
+            best = next((d for d in empty if self.bytes[d] >= need), -1)
+            if best < 0:
+                return ()
+            empty.remove(best)
+            least = 1.0
+            self.kinds[best] = job.signature
+        self._set(best, least - share)
+        return (best,)
+
+    def _joins(self, job: Job, d: int) -> bool:
+        return self.site.unlike or (job.signature == self.kinds[d] != "")
+
+    def _set(self, d: int, left: float) -> None:
+        self.left[d] = left
+        if FULL < left <= 1 - FULL:
+            self.begun[d] = left
+        else:
+            self.begun.pop(d, None)
+
+    def _advance(self) -> None:
+        """Go on to the next end, and to all that come with it."""
+        self.now = now = self.heap[0][0]
+        while self.heap and self.heap[0][0] <= now + BETTER * abs(now):
+            end, _, run = heapq.heappop(self.heap)
+            if end != run.end:
+                continue  # it has moved since
+            self.total += end
+            self.makespan = max(self.makespan, end)
+            self._free(run)
+            crew = run.job.crew
+            self.out[crew] -= 1
+            if not self.out[crew]:
+                self._arrive(crew)
+
+    def _free(self, run: _Run) -> None:
+        share, need = min(1.0, run.share), run.job.bytes
+        for d in run.devices:
+            self.bytes[d] += need
+            left = self.left[d] + share
+            self._set(d, left)
+            if left > 1 - FULL:
+                self.empty.append(d)
+
+    def _arrive(self, crew: int) -> None:
+        """The trials of a group's next rung arrive."""
+        rungs, rung = self.site.crews[crew].rungs, self.rung[crew]
+        if rung < len(rungs):
+            self.rung[crew] += 1
+            self.out[crew] = len(rungs[rung])
+            self.waiting += [(job, -1) for job in rungs[rung]]
+            if self.policy.order:
+                self.waiting.sort(key=lambda one: urgency(one[0]))
+
+    def _spread(self) -> None:
+        """The last to end are given what is free, where each ends sooner so, moving costs and all."""
+        runs = [run for end, _, run in self.heap if end == run.end]
+        for run in heapq.nlargest(SPREADING, runs, key=attrgetter("end")):
+            if not self.empty:
+                return
+            rest = run.end - self.now
+            unit = run.job.unit * run.seconds / run.job.runtime if run.job.runtime else 0.0
+            if rest < WORTH * unit:
+                continue
+            mine = len(run.devices) if run.share >= 1 else int(self.left[run.devices[0]] + run.share > 1 - FULL)
+            most = mine + sum(self.bytes[d] >= run.job.bytes for d in self.empty)
+            fits = [option for option in run.job.options if run.share < option.share <= most]
+            if not fits:
+                continue
+            option = fits[-1]
+            end = self.now + unit / 2 + (rest - unit / 2) * option.seconds / run.seconds + self.site.moving
+            if end >= run.end * (1 - BETTER):
+                continue
+            self._free(run)
+            for d in run.devices:  # its own come first
+                if d in self.empty:
+                    self.empty.remove(d)
+                    self.empty.insert(0, d)
+            devices = self._places(option.share, run.job)
+            for d in devices:
+                self.bytes[d] -= run.job.bytes
+            run.end = math.nan  # which equals no end in the heap
+            self._push(_Run(run.job, option.share, devices, end, option.seconds), end)
 
 
-def _under_way(holding: Holding, speed: Speed) -> _Run:
-    unit = speed.seconds(holding.demand.trial, holding.assignment.share)
-    return _Run(holding, 0.0, -unit * holding.done, unit)
+def urgency(job: Job) -> Key:
+    """The order of jobs: of a higher priority, of the group with most left to do, the longest, the first to ask."""
+    return -job.priority, -job.left, -job.rank, job.asked
 
 
-def _seen(run: _Run, now: float) -> Holding:
-    """What the engine knows of it: the units that it has reported, and how long ago that was."""
-    done = run.done(now)
-    part = min(NEARLY, max(0.0, (now - run.begun) / run.unit - done))
-    demand = run.holding.demand
-    return replace(run.holding, demand=replace(demand, units=demand.units - done) if done else demand, done=part)
+def _under_way(one: Held) -> _Run:
+    return _Run(one.job, one.share, one.devices, one.end, one.end)
 
 
-def _where(run: _Run) -> tuple[tuple[str, ...], float]:
-    return run.holding.assignment.devices, run.holding.assignment.share
-
-
-def _fits(one: Assignment, demand: Demand, room: dict[str, Room]) -> bool:
-    share = min(1.0, one.share) - FULL
-    return all(room[name].share >= share and room[name].bytes >= demand.bytes for name in one.devices)
-
-
-def _take(room: dict[str, Room], one: Assignment, bytes: int, sign: int = 1) -> None:
-    for name in one.devices:
-        left = room[name]
-        room[name] = Room(left.share - sign * min(1.0, one.share), left.bytes - sign * bytes)
+def _widest(job: Job, devices: int) -> Option:
+    return next(option for option in reversed(job.options) if option.share <= devices)

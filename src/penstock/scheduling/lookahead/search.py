@@ -4,130 +4,153 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
-from penstock.scheduling.lookahead.layout import BETTER, Job, Option, Plan, Site, Wish, lay
+from penstock.scheduling.lookahead.layout import Job, Plan, Policy, Site
+from penstock.scheduling.lookahead.rollout import follow, urgency
 
-LEVELS, HALVINGS = 32, 6  # deadlines that are tried, and how often the last step between two is halved
+STARTS = 1000  # starts of trials that are laid out for one decision: they are what it takes time for
+LEVELS = 12  # deadlines that are tried at most
+HALVINGS = 3  # how often the last step between two deadlines is halved
 SOONER = (0.999, 0.95, 0.88)  # deadlines that are tried, as parts of the makespan so far
-STEPS = 3000  # changes that are tried, times jobs: each takes as long as there are jobs
+FINE = 24  # trials whose shares and order are changed one by one
 
 
-def plan_of(site: Site, jobs: Sequence[Job]) -> Plan:
-    """The best plan that is found; where nothing can be shared or spread, the longest first."""
-    if all(len(job.options) == 1 for job in jobs):
-        return lay(site, jobs, _longest_first(jobs), [Wish(job.options) for job in jobs])
-    steps = STEPS // len(jobs)
-    best = None
-    for strict in (False, True):
-        found = force(site, jobs, fill(site, jobs, strict), steps, strict)
-        found = improve(site, jobs, found, steps, strict)
-        best = found if best is None or found.beats(best) else best
-    assert best is not None
-    return best
+@dataclass(frozen=True)
+class Found:
+    """A plan, and the policy that it came of."""
+
+    plan: Plan
+    policy: Policy
 
 
-def fill(site: Site, jobs: Sequence[Job], strict: bool = False) -> Plan:
-    """The water level: the earliest deadline by which all end, each with the least area that keeps it.
+class Search:
+    """Plans for one decision, as many as there is time for."""
 
-    A deadline that is kept from here is kept as well from any later point on the way, so that planning anew does not
-    lose what was found. One that is not kept says nothing about earlier ones: they are gone through.
-    """
-    order = _longest_first(jobs)
-    best = lay(site, jobs, order, [Wish(job.options[:1]) for job in jobs], strict)
-    areas = sum(held.end * held.share for held in site.held)
-    areas += sum(min(option.area for option in job.options) for job in jobs)
-    bottom = max(areas / len(site.free), *(job.options[-1].seconds for job in jobs))
-    top = best.makespan
-    if not bottom < top < math.inf:
+    def __init__(self, site: Site, jobs: Sequence[Job], part: float = 1.0) -> None:
+        self.site, self.jobs = site, jobs
+        later = sum(len(rung) for crew in site.crews for rung in crew.rungs)
+        self.tries = max(4, round(part * STARTS) // (2 + len(jobs) + later + len(site.held) // 2))
+        self.order = in_order(jobs)
+
+    def best(self) -> Found:
+        """The best plan that is found."""
+        found = self._try(Policy(order=self.order))
+        if all(len(job.options) == 1 for job in self.jobs):
+            return found
+        found = self._levels(found)
+        if len(self.jobs) <= FINE:
+            found = self._change(self._force(found))
+        return found
+
+    def _try(self, policy: Policy) -> Found:
+        self.tries -= 1
+        return Found(follow(self.site, self.jobs, policy), policy)
+
+    def _levels(self, best: Found) -> Found:
+        """The water level: the earliest deadline by which all end, each with the least area that keeps it.
+
+        A deadline that is kept from here is kept as well from any later point on the way, so that planning anew does
+        not lose what was found. One that is not kept says nothing about earlier ones: they are gone through.
+        """
+        bottom, top = self._bottom(), best.plan.makespan
+        if not bottom < top < math.inf:
+            return best
+        count = min(LEVELS, max(2, self.tries - HALVINGS))
+        tried = [bottom * (top / bottom) ** (i / count) for i in range(count)]
+        for deadline in (0.0, *tried):  # a deadline that nobody keeps: each is given all that it can use
+            found = self._try(Policy(deadline, self.order))
+            best = found if found.plan.beats(best.plan) else best
+        low = max((deadline for deadline in tried if deadline < best.plan.makespan), default=bottom)
+        for _ in range(min(HALVINGS, self.tries)):
+            found = self._try(Policy((low + best.plan.makespan) / 2, self.order))
+            if found.plan.beats(best.plan):
+                best = found
+            else:
+                low = found.policy.deadline
         return best
-    thrifty = _thrifty(jobs)
-    tried = [bottom * (top / bottom) ** (i / LEVELS) for i in range(LEVELS)]
-    for deadline in tried:
-        plan = lay(site, jobs, order, _by(deadline, thrifty), strict)
-        best = plan if plan.beats(best) else best
-    low = max((deadline for deadline in tried if deadline < best.makespan), default=bottom)
-    for _ in range(HALVINGS):
-        deadline = (low + best.makespan) / 2
-        plan = lay(site, jobs, order, _by(deadline, thrifty), strict)
-        low = low if plan.beats(best) else deadline
-        best = plan if plan.beats(best) else best
-    return best
+
+    def _bottom(self) -> float:
+        """No plan ends before all areas fit, nor before the longest trial and the rungs after it."""
+        later = [job for crew in self.site.crews for rung in crew.rungs for job in rung]
+        areas = sum(held.end * held.share for held in self.site.held)
+        areas += sum(job.options[0].area for job in (*self.jobs, *later))
+        ends = [held.end for held in self.site.held]
+        return max(areas / len(self.site.free), *ends, *(job.options[-1].seconds + job.after for job in self.jobs))
+
+    def _force(self, best: Found) -> Found:
+        """Give one trial after another something else than the least that keeps a deadline, if all end sooner so."""
+        half, improved = self.tries // 2, True
+        while improved:
+            improved = False
+            late = [(place, option) for place in _last(best.plan) for option in self.jobs[place].options]
+            for (place, option), part in product(late, SOONER):
+                if self.tries <= half:
+                    return best
+                given = {**best.policy.given, place: option}
+                found = self._try(Policy(best.plan.makespan * part, self.order, given))
+                if found.plan.beats(best.plan):
+                    best, improved = found, True
+                    break
+        return best
+
+    def _change(self, best: Found) -> Found:
+        """Change one share or two, or a place in the order, as long as that helps; the last to end come first."""
+        given = {start.job: start.option for start in best.plan.starts if start.job >= 0}
+        best = replace(best, policy=Policy(math.inf, tuple(given), given))
+        improved = True
+        while improved and self.tries > 0:
+            improved = False
+            for policy in self._near(best):
+                if self.tries <= 0:
+                    break
+                found = self._try(policy)
+                if found.plan.beats(best.plan):
+                    best, improved = found, True
+                    break
+        return best
+
+    def _near(self, best: Found) -> Iterator[Policy]:
+        given, order, late = best.policy.given, list(best.policy.order), _last(best.plan)
+        for place in late:
+            for option in self.jobs[place].options:
+                if option.share != given[place].share:
+                    yield replace(best.policy, given={**given, place: option})
+        first = max(job.priority for job in self.jobs)
+        for place in [place for place in reversed(late) if self.jobs[place].priority == first]:
+            rest = [other for other in order if other != place]
+            for option in self.jobs[place].options:
+                if option.share > given[place].share:
+                    yield replace(best.policy, order=(place, *rest), given={**given, place: option})
+        for place in late:
+            rest = [other for other in order if other != place]
+            for i, other in enumerate(order):
+                if other != place and self.jobs[other].priority == self.jobs[place].priority:
+                    yield replace(best.policy, order=(*rest[:i], place, *rest[i:]))
+        for place in late:
+            for other in late:
+                for option in self.jobs[place].options:
+                    for another in self.jobs[other].options:
+                        if option.share > given[place].share and another.share < given[other].share and place != other:
+                            yield replace(best.policy, given={**given, place: option, other: another})
 
 
-def _longest_first(jobs: Sequence[Job]) -> list[int]:
-    return sorted(range(len(jobs)), key=lambda i: (-jobs[i].demand.priority, -jobs[i].runtime))
+def in_order(jobs: Sequence[Job]) -> tuple[int, ...]:
+    """The places of jobs, the most urgent first; of equally urgent ones, the like that share a device come together."""
+    first: dict[str, int] = {}
+    for job in jobs:
+        first[job.signature] = min(job.asked, first.get(job.signature, job.asked))
+
+    def key(place: int) -> tuple[float, ...]:
+        job = jobs[place]
+        *most, asked = urgency(job)
+        return *most, first[job.signature] if job.options[0].share < 1 else asked, asked
+
+    return tuple(sorted(range(len(jobs)), key=key))
 
 
-def _thrifty(jobs: Sequence[Job]) -> list[tuple[Option, ...]]:
-    return [tuple(sorted(job.options, key=lambda option: option.area)) for job in jobs]
-
-
-def _by(deadline: float, thrifty: Sequence[tuple[Option, ...]]) -> list[Wish]:
-    return [Wish(ours, deadline * (1 + BETTER)) for ours in thrifty]
-
-
-def force(site: Site, jobs: Sequence[Job], plan: Plan, tries: int, strict: bool = False) -> Plan:
-    """Give one trial after another something else than the least that keeps a deadline, if all end sooner so."""
-    order, thrifty = _longest_first(jobs), _thrifty(jobs)
-    forced: dict[int, Wish] = {}
-    best, improved = plan, True
-    while improved:
-        improved = False
-        late = [s.job for s in sorted(best.starts, key=lambda s: -s.time - s.option.seconds)]
-        for job, option, part in ((j, o, part) for j in late for o in jobs[j].options for part in SOONER):
-            if tries <= 0:
-                return best
-            tries -= 1
-            new = {**forced, job: Wish((option,))}
-            wishes = _by(best.makespan * part, thrifty)
-            for one, wish in new.items():
-                wishes[one] = wish
-            found = lay(site, jobs, order, wishes, strict)
-            if found.beats(best):
-                best, forced, improved = found, new, True
-                break
-    return best
-
-
-def improve(site: Site, jobs: Sequence[Job], plan: Plan, tries: int, strict: bool = False) -> Plan:
-    """Change one share, or one or two places in the order, as long as that helps; the last to end come first."""
-    given = [option for _, option in sorted((start.job, start.option) for start in plan.starts)]
-    order = [start.job for start in plan.starts]
-    best, left = plan, tries
-    improved = True
-    while improved and left > 0:
-        improved = False
-        for new_given, new_order in _near(jobs, best, given, order):
-            left -= 1
-            found = lay(site, jobs, new_order, [Wish((option,)) for option in new_given], strict)
-            if found.beats(best):
-                best, given, order, improved = found, new_given, new_order, True
-                break
-            if left <= 0:
-                break
-    return best
-
-
-def _near(
-    jobs: Sequence[Job], plan: Plan, given: list[Option], order: list[int]
-) -> Iterator[tuple[list[Option], list[int]]]:
-    late = [s.job for s in sorted(plan.starts, key=lambda s: -s.time - s.option.seconds)]
-    for job in late:
-        for option in jobs[job].options:
-            if option.share != given[job].share:
-                yield [*given[:job], option, *given[job + 1 :]], order
-    for job in late:
-        rest = [other for other in order if other != job]
-        for place, other in enumerate(order):
-            if other != job:
-                yield given, [*rest[:place], job, *rest[place:]]
-    for job in late:
-        for other in late:
-            if other == job:
-                continue
-            for option in jobs[job].options:
-                for another in jobs[other].options:
-                    if option.share > given[job].share and another.share < given[other].share:
-                        new = list(given)
-                        new[job], new[other] = option, another
-                        yield new, order
+def _last(plan: Plan) -> list[int]:
+    """The jobs of the list, the last to end first."""
+    late = sorted(plan.starts, key=lambda start: -start.time - start.option.seconds)
+    return [start.job for start in late if start.job >= 0]

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.scheduling.base import Assignment, Demand, Holding, View, room
 from penstock.scheduling.fifo import fifo
-from penstock.scheduling.lookahead.rollout import course
 from penstock.speed.curve import Curve
 from penstock.speed.model import Speed
+from tests.scheduling.course import course
 from tests.scheduling.simulated_groups import cluster, empty
 
 SECONDS = Speed(lambda trial: 2.0, lambda trial: Curve(), moving=1.0)
