@@ -32,21 +32,29 @@ class Lockstep(LocalExecutor):
         super().__init__(job)
         self._devices = [Device(f"cpu {i}", "cpu", 2**40) for i in range(workers)]
         self._workers = {device.name: Worker(job, "cpu") for device in self._devices}
+        self._solo, self._ahead = set(), set()  # devices whose trial is alone, and which have taken their next step
         self._time = 0.0
 
     def place(self, bundle):
         (device,) = bundle.devices
         if self._workers[device].idle:
             self._workers[device] = self._workers.pop(device)
+            (self._solo.add if bundle.mode == "solo" else self._solo.discard)(device)
         self._workers[device].place(bundle)
 
     def wait(self, timeout=None):
         events = []
         self._time += 1.0
         for device, worker in self._workers.items():
+            if device in self._ahead:
+                self._ahead.remove(device)
+                continue
+            before = len(events)
             while not worker.idle and (event := worker.advance()) is not None:
                 assert not isinstance(event, Gathering)
                 events.append(replace(event, device=device) if isinstance(event, Measured) else event)
+            if device in self._solo and len(events) > before and not worker.idle:
+                self._ahead.add(device)  # after a report a trial alone comes to no boundary before its next step
         return events
 
     def now(self):
@@ -66,7 +74,8 @@ def study(name, algorithm, trials):
         mode="min",
         algorithm=algorithm,
         trials=trials,
-        name=name,
+        name="s",
+        dir=name,
     )
 
 
@@ -74,16 +83,16 @@ def signature():
     return Worker(Job(Blobs(), 0, "loss", "min", Path("states")), "cpu").describe({"lr": 0.1}, train=False).signature
 
 
-def know(seconds):
+def know(dir, seconds):
     device = Device("cpu 0", "cpu", 2**40)
-    shelf = Shelf(Profiles.open(".penstock/profiles.jsonl"), fingerprint(Blobs()))
+    shelf = Shelf(Profiles.open(f"{dir}/profiles.jsonl"), fingerprint(Blobs()))
     shelf.measured(Measured(signature(), "cpu 0", "sharing", seconds, max(seconds), "known", "native"), device)
 
 
 def placed(name):
     return [
         (event.trial, event.devices, event.mode, event.share)
-        for event in read(Path(".penstock") / name / "log.jsonl")
+        for event in read(Path(name) / "s" / "log.jsonl")
         if isinstance(event, Placed)
     ]
 
@@ -102,7 +111,8 @@ def placed(name):
 )
 def test_a_real_run_and_a_simulated_one_place_the_same_sequence(algorithm, trials, scheduler, monkeypatch):
     monkeypatch.setattr(processes, "ProcessExecutor", Lockstep)
-    know(SIZES)
+    for dir in ("real", "simulated"):
+        know(dir, SIZES)
     real = study("real", algorithm, trials).run(workers=2, scheduler=scheduler, progress=False)
     there = ps.Simulated(
         [Device(f"cpu {i}", "cpu", 2**40) for i in range(2)],

@@ -16,7 +16,7 @@ from penstock.scheduling.base import FULL, Assignment, Demand, Scheduler, View
 from penstock.scheduling.capacity import Space, refuse_impossible
 from penstock.speed.model import Speed
 
-AHEAD = 1024  # trials that are dealt, besides twice as many as there are devices
+AHEAD = 256  # trials that are dealt, besides twice as many as could start now
 
 
 def by_signature(scheduler: Scheduler) -> Scheduler:
@@ -38,7 +38,7 @@ def by_signature(scheduler: Scheduler) -> Scheduler:
     def schedule(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
         if view.unlike or not demands or not view.room:
             return scheduler(view, demands, speed)
-        some = list(islice(demands, AHEAD + 2 * len(view.devices)))
+        some = list(islice(demands, AHEAD + 2 * len(view.room)))
         if len({_kind(demand, speed) for demand in some}) == 1 and speed.shared(some[0].trial):
             return scheduler(view, demands, speed)
         refuse_impossible(view, some)
@@ -50,7 +50,7 @@ def by_signature(scheduler: Scheduler) -> Scheduler:
         for part in parts:
             largest = max((view.devices[name].memory for name in part.places), default=0)
             early = [demand for demand in part.demands if demand.asked < late and demand.bytes <= largest]
-            if early:
+            if part.places and early:
                 policy = scheduler if speed.shared(early[0].trial) else _spread
                 made += policy(_seen(view, part), early, speed)
         return made
