@@ -208,5 +208,5 @@ def test_ctrl_c_closes_the_executor_and_leaves_nothing(monkeypatch: pytest.Monke
         signal.signal(signal.SIGALRM, before)
     assert "Traceback" not in result.stderr
     (executor,) = waited
-    assert all(worker.process.returncode is not None for worker in executor._workers.values())
+    assert all(worker.connection.closed for worker in executor._workers.values())
     assert [path.name for path in Path.cwd().iterdir() if path.is_dir() and path.name != "__pycache__"] == []
