@@ -35,6 +35,7 @@ from tests.contracts.executors import CONFIG, Exact, SharesContract, SpreadContr
 from tests.functions import LONG, Cursed, afresh, descend, needs_a_module, pulse, study
 from tests.tasks import Blobs
 
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster
 TITLE = "ray::RayWorker"
 
 
