@@ -196,16 +196,12 @@ def test_ctrl_c_closes_the_executor_and_leaves_nothing(monkeypatch: pytest.Monke
 
     def interrupted(self: ProcessExecutor, timeout: float | None = None) -> Any:
         waited.append(self)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        signal.raise_signal(signal.SIGINT)
         return wait(self, timeout)
 
     monkeypatch.setattr(ProcessExecutor, "wait", interrupted)
     monkeypatch.setattr(tempfile, "tempdir", str(Path.cwd()))
-    before = signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
-    try:
-        result = profile(file(TASK), "--workers", 2, code=130)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    result = profile(file(TASK), "--workers", 2, code=130)
     assert "Traceback" not in result.stderr
     (executor,) = waited
     assert all(worker.connection.closed for worker in executor._workers.values())

@@ -159,7 +159,7 @@ def test_a_node_that_ends_itself_takes_all_its_processes_with_it():
     node = subprocess.Popen([sys.executable, "-c", NODE], start_new_session=True, env=environment)
     node.wait()
     try:
-        until(lambda: not processes(node.pid), "its processes are gone", seconds=10)
+        until(lambda: not processes(node.pid), "its processes are gone")
     finally:
         killed(node.pid)
 
