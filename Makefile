@@ -14,9 +14,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/penstock run examples/digits.py
 
-# Two files at a time: each is mostly one thread.
+# Two tests at a time: each is mostly one thread.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # On a machine with a GPU: kernels run there, and not in Triton's interpreter.
 test-gpu: $(READY)

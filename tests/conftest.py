@@ -1,6 +1,7 @@
 """One thread in every test, and in every process that a test starts: bits depend on it, and cores are few."""
 
 import os
+import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -8,18 +9,17 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
-
-# The files that take longest, which go first: two processes that take one file after another then end at one time.
-LONGEST = ("executors/test_ray.py", "training/test_fused.py", "executors/test_ray_scaling.py", "test_readme.py")
+# A shell's background ignores Ctrl-C, and so would every process that a test starts there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config):
-    config.option.loadscopereorder = False  # pytest-xdist would begin with the files that have most tests
+    config.option.loadscopereorder = False  # pytest-xdist would not keep the order below
 
 
 def pytest_collection_modifyitems(items):
-    last = len(LONGEST)
-    items.sort(key=lambda item: next((i for i, end in enumerate(LONGEST) if str(item.path).endswith(end)), last))
+    """What shares a Ray cluster stays in one process, and goes first: the rest then fills both processes to the end."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import penstock as ps
+from tests.studies import studies
 
 SPACE = {"lr": ps.loguniform(1e-3, 1.0)}
 LONG = 10**6
@@ -62,7 +63,9 @@ def held(trial):
             return
 
 
-def study(dir, name, algorithm=None, task=descend, **settings):
-    algorithm = algorithm or ps.SuccessiveHalving(max_budget=27, min_budget=9)
-    settings = {"trials": 6, "metric": "loss", "mode": "min", **settings}
-    return ps.Study(task, SPACE, algorithm=algorithm, dir=dir, name=name, **settings)
+HALVING = ps.SuccessiveHalving(max_budget=27, min_budget=9)
+usual = studies(descend, SPACE, trials=6)
+
+
+def study(dir, name, algorithm=HALVING, task=descend, **settings):
+    return usual(task, dir=dir, name=name, algorithm=algorithm, **settings)

@@ -3,10 +3,7 @@
 import ast
 import doctest
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from typer.main import get_command
 
 import penstock
 from penstock.cli.app import app
+from tests.programs import run
 
 REPO = Path(__file__).parents[1]
 SOURCE = REPO / "src" / "penstock"
@@ -72,8 +70,7 @@ def test_the_guide_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (REPO / "docs" / "guide.md").read_text(), re.S)
     assert len(blocks) > 5
     (tmp_path / "guide.py").write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, "guide.py"], env=os.environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run("python guide.py")
 
 
 def test_the_architecture_page_has_a_line_for_every_file() -> None:

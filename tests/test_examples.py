@@ -2,15 +2,13 @@
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.programs import run
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
-ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 FEWER = {
     "digits": "--trials 6",
     "function": "--trials 4",
@@ -24,12 +22,6 @@ def _examples_are_here(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(EXAMPLES)
 
 
-def run(command: str) -> str:
-    done = subprocess.run(command, shell=True, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
 def docstring(name: str) -> str:
     return ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or ""
 
@@ -38,8 +30,8 @@ def works(name: str) -> str:
     """What an example's command shows, which has ended well."""
     (command,) = [line.strip() for line in docstring(name).splitlines() if line.startswith("    ")]
     assert f"examples/{name}.py" in command
-    shown = run(f"{command} {FEWER.get(name, '')}")
-    studies = json.loads(run("penstock list --json"))
+    shown = run(f"{command} {FEWER.get(name, '')}").stdout
+    studies = json.loads(run("penstock list --json").stdout)
     assert len(studies) == {"fused": 2, "simulated": 3}.get(name, 1)
     assert all(study["ended"] == "done" and study["best"] is not None for study in studies)
     pages = [Path(line.removeprefix("wrote ")) for line in shown.splitlines() if line.startswith("wrote ")]
@@ -66,11 +58,11 @@ def test_the_command_line_finds_its_study(name: str) -> None:
 def test_a_study_that_was_stopped_ends_as_one_that_was_not() -> None:
     works("resume")
     Path(".penstock").rename("whole")
-    shown = run("python examples/resume.py")
+    shown = run("python examples/resume.py").stdout
     assert "Stopped, target" in shown
     assert "Went on, done" in shown
     assert _curves(".penstock") == _curves("whole")
-    assert "Went on, done" in run("python examples/resume.py")
+    assert "Went on, done" in run("python examples/resume.py").stdout
 
 
 def test_a_study_finds_the_same_fused_as_solo() -> None:
@@ -79,10 +71,10 @@ def test_a_study_finds_the_same_fused_as_solo() -> None:
     assert fused.startswith("Fused: ")
     assert solo.partition("Best: ")[2] == fused.partition("Best: ")[2] != ""
     assert float(agree.split()[-1].rstrip(".")) < 1e-9  # invariant 2, in float64
-    modes = {name: json.loads(run(f"penstock show waves-{name} --json"))["modes"] for name in (1, 2)}
+    modes = {name: json.loads(run(f"penstock show waves-{name} --json").stdout)["modes"] for name in (1, 2)}
     assert modes == {1: {"solo": 64}, 2: {"fused": 64}}
 
 
 def _curves(dir: str) -> list[tuple[int, object, object]]:
-    top = json.loads(run(f"penstock show resume --dir {dir} --json --curves --top 99"))["top"]
+    top = json.loads(run(f"penstock show resume --dir {dir} --json --curves --top 99").stdout)["top"]
     return [(trial["number"], trial["config"], trial["curve"]) for trial in top]

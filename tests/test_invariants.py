@@ -17,15 +17,14 @@ from penstock.seeds import key
 from penstock.training.random.keyed import Keyed
 from penstock.training.random.masks import SoloKeys
 from tests.contracts.executors import alone
+from tests.studies import studies
 from tests.tasks import Blobs, Fails, Noisy, blobs
 
 SPACE = {"lr": ps.loguniform(1e-3, 1), "momentum": ps.uniform(0, 0.9)}
 SOURCE = Path(ps.__file__).parent
 
 
-def study(task=None, **changes):
-    settings = dict(metric="loss", mode="min", algorithm=ps.ASHA(max_budget=4, reduction=2, concurrency=3), trials=8)
-    return ps.Study(task or Noisy(), changes.pop("space", SPACE), **{**settings, "name": "s", **changes})
+study = studies(Noisy, SPACE, algorithm=ps.ASHA(max_budget=4, reduction=2, concurrency=3), trials=8)
 
 
 def curves(result):

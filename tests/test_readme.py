@@ -11,6 +11,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.programs import run
+
 REPO = Path(__file__).parents[1]
 README = (REPO / "README.md").read_text()
 SHELL = [
@@ -24,7 +26,8 @@ def commands(*kinds: str) -> list[str]:
     return [line for line in SHELL if line.startswith(kinds)]
 
 
-def run(command: str, cwd: Path) -> str:
+def typed(command: str, cwd: Path) -> str:
+    """What a command shows, typed into a shell."""
     done = subprocess.run(command, shell=True, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -39,11 +42,11 @@ def test_every_command_is_run_here() -> None:
     ("target", "recipe"),
     [
         ("demo", ".venv/bin/penstock run examples/digits.py"),
-        ("test", ".venv/bin/python -m pytest -n 2 --dist loadfile"),
+        ("test", ".venv/bin/python -m pytest -n 2 --dist loadgroup"),
     ],
 )
 def test_make_has_its_two_commands(target: str, recipe: str) -> None:
-    assert run(f"make --no-print-directory -n {target}", REPO).splitlines()[-1].endswith(recipe)
+    assert typed(f"make --no-print-directory -n {target}", REPO).splitlines()[-1].endswith(recipe)
 
 
 def test_what_pip_is_told_is_there() -> None:
@@ -57,8 +60,8 @@ def test_what_pip_is_told_is_there() -> None:
 
 def test_the_example_and_what_to_do_with_it(tmp_path: Path) -> None:
     (tmp_path / "tune.py").write_text(EXAMPLE)
-    *others, dashboard = commands("penstock ")
-    shown = [run(command, tmp_path) for command in others]
+    first, *others, dashboard = commands("penstock ")
+    shown = [typed(first, tmp_path), *(run(command).stdout for command in others)]
     assert (tmp_path / ".penstock/digits-1/best.pt").is_file()
     assert "The trained model is in .penstock/digits-1/best.pt" in shown[0]
     assert "penstock show digits-1" in shown[0]
@@ -82,7 +85,7 @@ def test_the_example_and_what_to_do_with_it(tmp_path: Path) -> None:
 def test_the_example_is_a_program_too(tmp_path: Path) -> None:
     assert "trials=64" in EXAMPLE
     (tmp_path / "tune.py").write_text(EXAMPLE.replace("trials=64", "trials=4"))
-    shown = run("python tune.py", tmp_path)
+    shown = typed("python tune.py", tmp_path)
     assert "'lr': " in shown
     assert "'accuracy': " in shown
     assert "Linear(in_features=64" in shown

@@ -14,26 +14,21 @@ from torch import nn
 
 import penstock as ps
 from penstock.executors.ray.cluster import code_of
-from penstock.log.events import Asked, Opened, Reported, read
+from penstock.log.events import Asked, Opened, Reported
 from penstock.settings import RunSettings
 from penstock.stopping import say_how_to_resume
 from penstock.study import seconds
+from tests.studies import log, studies
 from tests.tasks import Blobs, trivial
 
 SPACE = {"x": ps.uniform(0, 4)}
-GOOD = dict(metric="loss", mode="min", algorithm=ps.Random(budget=2), trials=3)
 
 
-def study(task=trivial, space=SPACE, **changes):
-    return ps.Study(task, space, **{**GOOD, **changes})
+study = studies(trivial, SPACE, trials=3, name=None)
 
 
 def run(*args, **changes):
     return study(*args, **{"name": "s", **changes}).run(progress=False)
-
-
-def log(name="s", dir=".penstock"):
-    return list(read(Path(dir) / name / "log.jsonl"))
 
 
 BAD = [
@@ -366,7 +361,7 @@ def test_define_by_run_spaces():
 
 
 def test_tune_is_a_study_run():
-    result = ps.tune(trivial, SPACE, **GOOD)
+    result = ps.tune(trivial, SPACE, metric="loss", mode="min", algorithm=ps.Random(budget=2), trials=3)
     assert len(result.trials) == 3
 
 

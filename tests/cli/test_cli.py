@@ -28,9 +28,9 @@ from penstock.log.events import Asked, Opened, read
 from penstock.log.history import History
 from penstock.scheduling.growing import FIRST
 from penstock.settings import SCHEDULERS, SHARING, RunSettings
+from tests.programs import PENSTOCK, run
 from tests.report.studies import ended, fused, story, write
 
-PENSTOCK = Path(sys.executable).with_name("penstock")
 FUNCTION = """
     import penstock as ps
 
@@ -135,7 +135,8 @@ def test_run_says_where_the_trained_model_is_and_how_to_load_it() -> None:
     block = re.search(r"to load it:\n((?:    .*\n)+)", result.stdout)
     assert block is not None
     script = "import torch\n" + dedent(block[1]) + "print(model(torch.ones(1, 1)).item())"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    Path("script.py").write_text(script)
+    ran = run("python script.py")
     best = history(".penstock/line-1").best
     assert best is not None
     weights = torch.load(".penstock/line-1/best.pt", weights_only=True)
@@ -188,7 +189,7 @@ def test_a_deadline_is_an_end_like_another(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_with_json_stdout_holds_one_object_whatever_tasks_print_and_wherever() -> None:
     Path("sizes.py").write_text("WIDTH = 1\nprint('imported')")
-    command = [str(PENSTOCK), "run", str(file(TASK)), "--json", "--workers", "2"]
+    command = [PENSTOCK, "run", str(file(TASK)), "--json", "--workers", "2"]
     buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     ran = subprocess.run(command, capture_output=True, text=True, check=True, env=buffered)
     said = json.loads(ran.stdout)
@@ -248,8 +249,7 @@ def test_interrupted_by_ctrl_c_exits_with_130_and_resume_goes_on() -> None:
         "        pathlib.Path(f'{trial.config[\"x\"]}.seen').touch()\n"
         "        for unit",
     )
-    ran = subprocess.run([str(PENSTOCK), "run", str(file(code)), "--mixed-types"], capture_output=True, text=True)
-    assert ran.returncode == 130, ran.stderr
+    ran = run(f"penstock run {file(code)} --mixed-types", code=130)
     assert "penstock resume train-1 --mixed-types\n" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert history(".penstock/train-1").ended == "interrupted"
@@ -464,7 +464,7 @@ def test_a_page_that_cannot_be_written_is_one_message() -> None:
 def test_the_dashboard_serves_the_latest_study_until_ctrl_c() -> None:
     for age, name in enumerate(("new", "old")):
         os.utime(write(Path(".penstock"), name, story()) / "log.jsonl", (1e9 - age, 1e9 - age))
-    command = [str(PENSTOCK), "dashboard", "--port", "0"]
+    command = [PENSTOCK, "dashboard", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

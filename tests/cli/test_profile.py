@@ -20,7 +20,7 @@ from penstock.cli.app import app
 from penstock.cli.loading import load
 from penstock.cli.rehearse import one_of
 from penstock.engine.clocking import Shelf
-from penstock.executors.local import LocalExecutor, find_devices
+from penstock.executors.local import LocalExecutor
 from penstock.executors.processes.executor import ProcessExecutor
 from penstock.log.states import States
 from penstock.report.scaling import verdict
@@ -197,17 +197,13 @@ def test_ctrl_c_closes_the_executor_and_leaves_nothing(monkeypatch: pytest.Monke
 
     def interrupted(self: ProcessExecutor, timeout: float | None = None) -> Any:
         waited.append(self)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        signal.raise_signal(signal.SIGINT)
         return wait(self, timeout)
 
     monkeypatch.setattr(ProcessExecutor, "wait", interrupted)
     monkeypatch.setattr(tempfile, "tempdir", str(Path.cwd()))
-    before = signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
-    try:
-        result = profile(file(TASK), "--workers", 2, code=130)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    result = profile(file(TASK), "--workers", 2, code=130)
     assert "Traceback" not in result.stderr
     (executor,) = waited
-    assert all(worker.process.returncode is not None for worker in executor._workers.values())
+    assert all(worker.connection.closed for worker in executor._workers.values())
     assert [path.name for path in Path.cwd().iterdir() if path.is_dir() and path.name != "__pycache__"] == []

@@ -14,15 +14,14 @@ from penstock.speed.profiles import Profile, Profiles
 from penstock.speed.sizes import best_size
 from penstock.task import fingerprint
 from penstock.training.worker import Worker
+from tests.studies import studies
 from tests.tasks import Blobs, trivial
 
 HERE = one_of(3)
 SECONDS = {1: 1.0, 2: 1.1, 4: 1.2, 8: 4.0}
 
 
-def study(task=None, name="s", **changes):
-    settings = {"metric": "loss", "mode": "min", "algorithm": ps.Random(budget=2), "trials": 40, **changes}
-    return ps.Study(task or Blobs(), {"lr": ps.loguniform(1e-2, 1)}, name=name, **settings)
+study = studies(Blobs, {"lr": ps.loguniform(1e-2, 1)}, trials=40)
 
 
 def signature(task):

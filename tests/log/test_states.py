@@ -13,13 +13,14 @@ from typer.testing import CliRunner
 
 import penstock as ps
 from penstock.cli.app import app
-from penstock.log.events import Opened, Placed, read
+from penstock.log.events import Opened, Placed
 from penstock.log.history import History
 from penstock.log.states import Folder, States, Store
 from penstock.report import summary, tables
 from penstock.training.checkpoint import load, save
 from penstock.trial import StateRef
 from tests.disk import Disk, DiskBlobs
+from tests.studies import log, studies
 from tests.tasks import Blobs, trivial
 from tests.test_crash import KilledAt, found, in_a_child
 
@@ -28,19 +29,12 @@ PLACES = ["{}", "file://{}", "disk://{}"]
 LARGE = bytes(range(256)) * 8
 
 
-def study(task=None, **settings):
-    algorithm = ps.SuccessiveHalving(max_budget=4, reduction=2)
-    settings = {"metric": "loss", "mode": "min", "algorithm": algorithm, "trials": 6, "name": "s", **settings}
-    return ps.Study(task or DiskBlobs(), settings.pop("space", SPACE), **settings)
+study = studies(DiskBlobs, SPACE, algorithm=ps.SuccessiveHalving(max_budget=4, reduction=2), trials=6)
 
 
 def run(**settings):
     how = {key: settings.pop(key) for key in ("workers", "allow_changes") if key in settings}
     return study(**settings).run(progress=False, sharing="solo", **how)
-
-
-def log(name="s"):
-    return list(read(Path(".penstock") / name / "log.jsonl"))
 
 
 def files(dir):

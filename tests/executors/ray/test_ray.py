@@ -35,6 +35,7 @@ from tests.contracts.executors import CONFIG, Exact, SharesContract, SpreadContr
 from tests.functions import LONG, Cursed, afresh, descend, needs_a_module, pulse, study
 from tests.tasks import Blobs
 
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster
 TITLE = "ray::RayWorker"
 
 
@@ -158,7 +159,7 @@ def test_a_node_that_ends_itself_takes_all_its_processes_with_it():
     node = subprocess.Popen([sys.executable, "-c", NODE], start_new_session=True, env=environment)
     node.wait()
     try:
-        until(lambda: not processes(node.pid), "its processes are gone", seconds=10)
+        until(lambda: not processes(node.pid), "its processes are gone")
     finally:
         killed(node.pid)
 

@@ -29,7 +29,7 @@ SPOT = {MARKET: "spot"}
 TYPES = {"small": autoscaling.NodeType(most=2), "spot": autoscaling.NodeType(most=1, labels=SPOT)}
 
 
-@pytest.fixture(scope="module", params=["v1", "v2"])
+@pytest.fixture(scope="module", params=[pytest.param(v, marks=pytest.mark.xdist_group(v)) for v in ("v1", "v2")])
 def cluster(request):
     with autoscaling.AutoscalingCluster(TYPES, v2=request.param == "v2", most=2) as cluster:
         yield cluster

@@ -1,27 +1,27 @@
 """Worker processes on this machine, one device each; on a machine without accelerators they divide its cores.
 
-A worker is started as a program of its own, ``penstock.executors.processes.worker``, with one end of a pipe: the user's
-script is not run again in it, and no lock or thread of the driver is copied. The pipe closes when either side dies.
+A worker is forked from a process that has imported torch and nothing of the user's (``forking.py``): it starts in
+milliseconds, the user's script is not run again in it, and no lock or thread of the driver is copied. It has one end of
+a pipe, which closes when either side dies.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from penstock.bundle import Bundle, Description, Device, Failed, Finished, Gathering, Job, Measured, Stopped
 from penstock.errors import StudyError
 from penstock.executors.base import Executor, ExecutorEvent
 from penstock.executors.local import find_devices
+from penstock.executors.processes.forking import Forked, fork
 from penstock.task import Task
 from penstock.trial import Config
 
@@ -74,15 +74,18 @@ class ProcessExecutor(Executor):
 
     def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
         while not self._events:
-            connections = {worker.connection: worker for worker in self._workers.values()}
-            ready = wait([*connections, self._woken], timeout)
+            workers = list(self._workers.values())
+            ready = wait([self._woken, *(w.connection for w in workers), *(w.process.told for w in workers)], timeout)
             if not ready:
                 return []
-            for one in ready:
-                if one == self._woken:
-                    os.read(self._woken, 4096)
-                    return self._take()
-                self._receive(connections[one])  # type: ignore[index]
+            for worker in workers:
+                if worker.process.told in ready and worker.process.hear():
+                    self._bury(worker)
+                elif worker.connection in ready:
+                    self._receive(worker)
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+                break
         return self._take()
 
     def _take(self) -> list[ExecutorEvent]:
@@ -115,8 +118,13 @@ class ProcessExecutor(Executor):
             worker.running = [one for one in worker.running if one != trial]
 
     def _bury(self, worker: _Process) -> None:
-        """Tell of a worker's death and start another in its place."""
-        how = worker.how_it_died()
+        """Tell of a worker's death, after all that it had sent, and start another in its place."""
+        with suppress(EOFError, OSError):
+            while worker.process.status is not None and worker.connection.poll():
+                self._take_in(worker, *worker.connection.recv())
+        born, how = worker.process.pid is not None, worker.how_it_died()
+        if not born:
+            raise StudyError(f"A worker process could not start: {how}.")
         for trial, attempt in worker.running:
             self._events.append(Failed(trial, attempt, how, died=True))
             self._left((trial, attempt))  # its other workers notice by themselves
@@ -148,7 +156,7 @@ class ProcessExecutor(Executor):
 
     def close(self) -> None:
         for worker in self._workers.values():
-            worker.kill()
+            worker.process.kill()
         for end in (self._woken, self._wake):
             os.close(end)
 
@@ -159,20 +167,8 @@ class _Process:
     def __init__(self, job: bytes, device: Device, threads: int | None) -> None:
         self.device = device
         self.running: list[tuple[int, int]] = []  # (trial, attempt) of what it was given and has not given back
-        self.connection: Connection[Any, Any]
-        self.connection, theirs = Pipe()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.executors.processes.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches the driver alone, which asks the workers to stop
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
-                "PYTHONUNBUFFERED": "1",  # what a task prints is seen even if its worker is killed
-            },
-        )
-        theirs.close()
+        self.process: Forked = fork("penstock.executors.processes.worker")
+        self.connection: Connection[Any, Any] = self.process.connection
         self.send((device.name.split(":")[0] if device.type == "cpu" else device.name, threads))
         with suppress(OSError):  # it died at birth, which the next wait will say
             self.connection.send_bytes(job)
@@ -182,16 +178,15 @@ class _Process:
             self.connection.send(message)
 
     def how_it_died(self) -> str:
-        self.connection.close()
-        code = self.process.wait()
+        pid, code = self.process.pid, self.process.wait()
+        self.process.close()
+        if pid is None:
+            return "the process that workers are forked from has ended, and says why on stderr"
+        if code is None:
+            return f"worker process {pid} was lost with the process that it was forked from"
         if code >= 0:
-            return f"worker process {self.process.pid} exited with status {code}"
-        return f"worker process {self.process.pid} was killed by {signal.Signals(-code).name}"
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.connection.close()
+            return f"worker process {pid} exited with status {code}"
+        return f"worker process {pid} was killed by {signal.Signals(-code).name}"
 
 
 def pickled(job: Job, whom: str) -> bytes:

@@ -1,4 +1,7 @@
-"""The program of a worker process: trains what the driver sends, tells what happens, and ends with the driver."""
+"""The program of a worker process: trains what the driver sends, tells what happens, and ends with the driver.
+
+Run as a program, it is the fork server of its driver: it imports what workers need, and each worker is a fork of it.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,37 @@ import queue
 import sys
 import threading
 import traceback
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 
+from penstock.executors.processes.server import fork_on_request
 from penstock.executors.serving import Order, serve
 
+NEEDED = (  # by any worker, as soon as it trains
+    "torch._dynamo",  # which the first step of an optimizer imports
+    "penstock.training.check",
+    "penstock.training.checkpoint",
+    "penstock.training.data",
+    "penstock.training.fused.bundle",
+    "penstock.training.loop",
+    "penstock.training.runs.gang",
+    "penstock.training.worker",
+)
 
-def main(fd: int) -> None:
-    connection: Connection[Any, Any] = Connection(fd)
+
+def main(connection: Connection[Any, Any]) -> None:
     device, threads = connection.recv()
     try:
         job = cloudpickle.loads(connection.recv_bytes())
+        import numpy
         import torch
 
         from penstock.training.worker import Worker
 
+        numpy.random.seed()  # as in a new process: no two workers draw the same by accident
         if threads is not None:
             torch.set_num_threads(threads)
         if device.startswith("cuda"):
@@ -46,4 +63,6 @@ def _listen(connection: Connection[Any, Any], orders: queue.SimpleQueue[Order]) 
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    for name in NEEDED:
+        import_module(name)
+    main(fork_on_request(int(sys.argv[1])))
