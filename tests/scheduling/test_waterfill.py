@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 
 from penstock.bundle import Device
 from penstock.scheduling.base import Assignment, Demand, Holding, Room, View, room
+from penstock.scheduling.fifo import fifo
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
-from penstock.scheduling.lookahead.choose import rebalance
+from penstock.scheduling.lookahead.choose import look_ahead, rebalance
+from penstock.scheduling.lookahead.layout import Policy, Scene
+from penstock.scheduling.lookahead.rollout import follow
+from penstock.scheduling.lookahead.search import Search
 from penstock.scheduling.waterfill import waterfill
 from penstock.speed.curve import Curve
 from penstock.speed.model import UNKNOWN, Speed
+from penstock.trial import Later
 from tests.contracts.schedulers import SchedulerContract, World, curves, groups_of_trials, thorough, worlds
 from tests.scheduling.simulated_groups import SimulatedTrial, alike, check, cluster, demands, empty, simulate, under_way
 
@@ -293,3 +298,77 @@ def test_those_that_just_start_are_not_rebalanced(world: World) -> None:
     for fixed in (frozenset(world.view.running), frozenset(list(world.view.running)[::2])):
         moved = {one.trial for one in rebalance(world.view, known, fixed)}
         assert not moved & fixed
+
+
+def rung(first: int, group: str, count: int, units: int, *later: Later) -> list[Demand]:
+    """Trials of one rung, of which nobody has trained yet."""
+    return [Demand(first + i, group, units, first + i, signature="alike", later=later) for i in range(count)]
+
+
+def test_the_bracket_with_most_left_goes_first_and_not_the_longest_grant() -> None:
+    waiting = [*rung(0, "long", 4, 12), *rung(4, "short", 4, 1, Later(2, 8), Later(1, 40))]
+    made = waterfill(empty(cluster(2)), waiting, UNKNOWN)
+    assert {one.trial for one in made} == {4, 5}, "which 40 units wait for at the end"
+
+
+def test_where_a_target_is_to_be_reached_the_longest_grant_goes_first() -> None:
+    waiting = [*rung(0, "short", 4, 1, Later(2, 8), Later(1, 40)), *rung(4, "long", 4, 12)]
+    view = replace(empty(cluster(2)), goal="target")
+    assert {one.trial for one in waterfill(view, waiting, UNKNOWN)} == {4, 5}
+
+
+def test_trials_whose_seconds_were_not_seen_overtake_nobody_of_their_rung() -> None:
+    kinds = Speed(lambda trial: 1.0 + trial % 2, lambda trial: Curve())
+    made = waterfill(empty(cluster(2)), rung(0, "a", 9, 5), kinds)
+    assert [one.trial for one in made] == [0, 1], "though those of odd numbers are of a slower kind"
+    trained = [replace(demand, position=(1, 0)) for demand in rung(0, "a", 3, 5)]
+    assert {one.trial for one in waterfill(empty(cluster(2)), trained[::-1], kinds)} >= {1}
+
+
+def test_a_trial_whose_seconds_were_not_seen_has_a_device_of_its_own_where_there_are_enough() -> None:
+    waiting = [*rung(0, "a", 4, 8), *rung(4, "b", 1, 40)]
+    known = speed(Curve((1.0, 1.1, 1.2), (1.0, 0.6, 0.5, 0.4)))
+    assert min(one.share for one in waterfill(empty(cluster(5)), waiting, known)) == 1
+    seen = [replace(demand, position=(1, 0)) for demand in waiting]
+    assert min(one.share for one in waterfill(empty(cluster(5)), seen, known)) < 1
+
+
+def test_a_width_that_was_not_measured_is_not_given() -> None:
+    curve = Curve(scaling=(1.0, 0.5, 0.34, 0.25), tried=(1, 2, 4))
+    made = waterfill(empty(cluster(3)), demands(trials(9)), speed(curve))
+    assert [one.share for one in made] == [2]
+    assert [one.share for one in static_fluid(empty(cluster(3)), demands(trials(9)), speed(curve))] == [2]
+
+
+def test_a_trial_of_no_signature_has_whole_devices() -> None:
+    some = [replace(trial, signature="") for trial in trials(9, 9, 9, 9)]
+    for scheduler in (waterfill, static_fluid):
+        made = scheduler(empty(cluster(2)), demands(some), speed(Curve((1.0, 1.0, 1.0))))
+        assert [one.share for one in made] == [1, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whole_brackets_end_no_later_than_by_fifo(seed: int) -> None:
+    """By the rollout of rungs, as a scheduler that is asked anew at every end decides."""
+    rng = random.Random(seed)
+    waiting: list[Demand] = []
+    for bracket in range(rng.randint(1, 3)):
+        count, units = rng.randint(2, 9), rng.randint(1, 4)
+        waiting += rung(len(waiting), str(bracket), count, units, Later(max(1, count // 3), 3 * units))
+    curve = Curve.of(rng.uniform(1, 1.3), rng.randint(1, 3), 1.1, rng.randint(1, 3))
+    devices, known = rng.randint(1, 6), speed(curve)
+    ours = look_ahead(empty(cluster(devices)), waiting, known)
+    theirs = fifo(empty(cluster(devices)), waiting, known)
+    assert ends(devices, waiting, ours, known) <= ends(devices, waiting, theirs, known) * (1 + 1e-6)
+
+
+def ends(devices: int, waiting: list[Demand], made: list[Assignment], known: Speed) -> float:
+    """When all end that can be known of, if this is done first and the best that is found then."""
+    asked = {demand.trial: demand for demand in waiting}
+    held = {one.trial: Holding(asked.pop(one.trial), one, done=0.0) for one in made}
+    view = under_way(cluster(devices), held)
+    scene = Scene(view, held.values(), asked.values(), known)
+    return min(
+        Search(scene.site, scene.jobs).best().plan.makespan,
+        follow(scene.site, scene.jobs, Policy(solo=True)).makespan,
+    )

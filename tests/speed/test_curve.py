@@ -90,3 +90,16 @@ def test_times_that_cannot_be_are_passed_over():
     curve, _ = measured({1: 1.0, 2: math.nan, 4: 1.0, 8: -1.0}, {1: 1.0, 2: math.inf, 4: 0.25})
     assert curve.sharing == (1.0,) * 4
     assert curve.scaling == pytest.approx((1, 1 / 2, 1 / 3, 1 / 4))
+
+
+def test_between_measured_numbers_of_devices_a_time_is_predicted_and_no_number_is_given() -> None:
+    curve, _ = measured({}, {1: 8.0, 2: 4.5, 4: 2.5})
+    assert curve.counts == (1, 2, 4)
+    assert curve.at(2) > curve.at(3) > curve.at(4)
+    assert Curve.of(beta=1.0, widest=4).counts == (1, 2, 3, 4)
+    assert measured({}, {1: 8.0, 2: 4.5, 3: 3.5})[0].counts == (1, 2, 3)
+
+
+def test_numbers_of_devices_beyond_a_curve_were_not_tried() -> None:
+    with pytest.raises(StudyError, match="must be from 1 to 2"):
+        Curve(scaling=(1.0, 0.5), tried=(1, 3))

@@ -165,7 +165,8 @@ def _through(seconds: Mapping[int, float], last: int) -> tuple[float, ...]:
     for count in range(1, last + 1):
         left = max(n for n in counts if n <= count)
         right = min((n for n in counts if n >= count), default=left)
-        part = 0.0 if left == right else math.log(count / left) / math.log(right / left)
+        same = seconds[left] == seconds[right]  # as after smoothing: rounding must not make them differ in between
+        part = 0.0 if same else math.log(count / left) / math.log(right / left)
         times.append(seconds[left] ** (1 - part) * seconds[right] ** part / seconds[1])
     return tuple(round(t, 12) for t in times)
 

@@ -57,9 +57,9 @@ def options(curve: Curve, devices: int, alone: bool = False) -> tuple[Option, ..
 class Job:
     """A trial to plan: its runtime on a device of its own, and what it can be given, narrowest first.
 
-    ``crew`` is the place of its group in the list of those, ``after`` are the seconds of the group's later rungs where
-    each has all devices that it can use, and ``left`` what of the group's work is to be done before all is: the larger,
-    the sooner it should start. ``rank`` is the runtime that it is ordered by.
+    ``crew`` is the place of its group in the list of those. ``after`` are the seconds that the group's later rungs take
+    at least, if they have all devices, and ``left`` are those with its own rung's: the larger, the sooner it should
+    start. ``rank`` is the runtime that it is ordered by.
     """
 
     trial: int
@@ -256,19 +256,24 @@ class Scene:
             return Crew(len(ours))
         units = [self.speed.unit(one.trial) for one in ours]
         unit = sum(units) / len(ours)
-        crew, rungs, after, left = self._crews[ours[0].group], list[tuple[Job, ...]](), 0.0, 0.0
+        crew, rungs, after = self._crews[ours[0].group], list[tuple[Job, ...]](), 0.0
         like = [(id(self.speed.curve(one.trial)), one.signature, one.bytes) for one in ours]
         first = dict(reversed(list(zip(like, ours, strict=True))))
         for place, rung in reversed(list(enumerate(ours[0].later))):
             runtime = rung.units * unit
-            left += runtime * rung.trials
+            left = after + self._least(ours[0], runtime, rung.trials * runtime)
             if place < most:
                 jobs = {kind: self._follower(one, crew, runtime, unit, after, left) for kind, one in first.items()}
                 rungs.append(tuple([jobs[like[i % len(like)]] for i in range(rung.trials)]))
-                fastest, areas = rungs[-1][0].options[-1].seconds, sum(job.options[0].area for job in rungs[-1])
-                after += max(fastest, areas / len(self.names))
-        left += sum(one.units * seconds for one, seconds in zip(ours, units, strict=True))
+            after = left
+        runtimes = [one.units * seconds for one, seconds in zip(ours, units, strict=True)]
+        left = after + self._least(ours[0], max(runtimes), sum(runtimes))
         return Crew(len(ours), tuple(reversed(rungs)), after, left)
+
+    def _least(self, one: Demand, longest: float, runtimes: float) -> float:
+        """The seconds that trials like one take at least, if they have all devices."""
+        ours = self.options(one, 1.0)
+        return max(longest * ours[-1].seconds, runtimes * ours[0].area / len(self.names))
 
     def _follower(self, one: Demand, crew: int, runtime: float, unit: float, after: float, left: float) -> Job:
         ours = self.options(one, runtime)

@@ -22,9 +22,12 @@ WORTH = 2  # units that a trial has left, at least, when it moves
 Key = tuple[float, ...]
 
 
-def follow(site: Site, jobs: Sequence[Job], policy: Policy) -> Plan:
-    """The plan that a policy comes to for jobs that wait; infinite where somebody waits for ever."""
-    return _Rollout(site, jobs, policy).run()
+def follow(site: Site, jobs: Sequence[Job], policy: Policy, limit: float = math.inf) -> Plan:
+    """The plan that a policy comes to for jobs that wait; infinite where one waits for ever.
+
+    Where no trial can move, a plan that is certain to end after the ``limit`` is not gone on with, and is infinite.
+    """
+    return _Rollout(site, jobs, policy, limit * (1 + BETTER) if site.moving == math.inf else math.inf).run()
 
 
 class _Run:
@@ -38,8 +41,8 @@ class _Run:
 
 
 class _Rollout:
-    def __init__(self, site: Site, jobs: Sequence[Job], policy: Policy) -> None:
-        self.site, self.policy = site, policy
+    def __init__(self, site: Site, jobs: Sequence[Job], policy: Policy, limit: float) -> None:
+        self.site, self.policy, self.limit = site, policy, limit
         self.now = self.makespan = self.total = 0.0
         self.bytes = list(site.bytes)
         self.kinds = list(site.kinds)
@@ -62,11 +65,11 @@ class _Rollout:
                 self._start_all()
             if self.now > 0 and self.empty and not self.waiting and self.site.moving < math.inf:
                 self._spread()
-            if not self.heap:
+            if not self.heap or self.makespan > self.limit:
                 break
             self._advance()
-        if self.waiting:
-            return Plan(math.inf, math.inf, ())
+        if self.waiting or self.heap:
+            return Plan(math.inf, math.inf, tuple(self.starts))
         return Plan(self.makespan, self.total, tuple(self.starts))
 
     def _push(self, run: _Run, end: float) -> None:
@@ -99,6 +102,8 @@ class _Rollout:
                 else:
                     due = deadline - job.after
                     option = next((one for one in job.options if one.seconds <= due), None)
+                if self.makespan > self.limit:
+                    return
                 if option is None or not self._start(job, place, option):
                     still.append((job, place))
                     first = -math.inf if fill else max(first, job.priority)
@@ -113,7 +118,10 @@ class _Rollout:
         for d in devices:
             self.bytes[d] -= job.bytes
         self.starts.append(Start(place, option, devices, self.now))
-        self._push(_Run(job, option.share, devices, 0.0, option.seconds), self.now + option.seconds)
+        end = self.now + option.seconds
+        if end + job.after > self.limit:
+            self.makespan = math.inf
+        self._push(_Run(job, option.share, devices, end, option.seconds), end)
         return True
 
     def _places(self, share: float, job: Job) -> tuple[int, ...]:
@@ -220,7 +228,7 @@ class _Rollout:
 
 
 def urgency(job: Job) -> Key:
-    """The order of jobs: of a higher priority, of the group with most left to do, the longest, the first to ask."""
+    """The order of jobs: of a higher priority, of the group with most time left, the longest, the first to ask."""
     return -job.priority, -job.left, -job.rank, job.asked
 
 

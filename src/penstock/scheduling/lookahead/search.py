@@ -10,11 +10,14 @@ from itertools import product
 from penstock.scheduling.lookahead.layout import Job, Plan, Policy, Site
 from penstock.scheduling.lookahead.rollout import follow, urgency
 
-STARTS = 1000  # starts of trials that are laid out for one decision: they are what it takes time for
+STARTS = 900  # starts of trials that are laid out for one decision: they are what it takes time for
+MORE = 4000  # where few trials wait, none follow and none can move: then no later decision makes up for this one
+OVERHEAD = 4  # starts that a plan takes as long as, besides those in it
 LEVELS = 12  # deadlines that are tried at most
 HALVINGS = 3  # how often the last step between two deadlines is halved
 SOONER = (0.999, 0.95, 0.88)  # deadlines that are tried, as parts of the makespan so far
 FINE = 24  # trials whose shares and order are changed one by one
+NONE = Plan(math.inf, math.inf, ())
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,9 @@ class Search:
 
     def __init__(self, site: Site, jobs: Sequence[Job], part: float = 1.0) -> None:
         self.site, self.jobs = site, jobs
-        later = sum(len(rung) for crew in site.crews for rung in crew.rungs)
-        self.tries = max(4, round(part * STARTS) // (2 + len(jobs) + later + len(site.held) // 2))
+        self.later = sum(len(rung) for crew in site.crews for rung in crew.rungs)
+        final = not self.later and len(jobs) <= FINE and site.moving == math.inf
+        self.starts = round(part * (MORE if final else STARTS))  # that are left to lay out
         self.order = in_order(jobs)
 
     def best(self) -> Found:
@@ -44,9 +48,10 @@ class Search:
             found = self._change(self._force(found))
         return found
 
-    def _try(self, policy: Policy) -> Found:
-        self.tries -= 1
-        return Found(follow(self.site, self.jobs, policy), policy)
+    def _try(self, policy: Policy, best: Plan = NONE) -> Found:
+        plan = follow(self.site, self.jobs, policy, best.makespan)
+        self.starts -= OVERHEAD + len(plan.starts)
+        return Found(plan, policy)
 
     def _levels(self, best: Found) -> Found:
         """The water level: the earliest deadline by which all end, each with the least area that keeps it.
@@ -57,14 +62,15 @@ class Search:
         bottom, top = self._bottom(), best.plan.makespan
         if not bottom < top < math.inf:
             return best
-        count = min(LEVELS, max(2, self.tries - HALVINGS))
+        each = OVERHEAD + len(self.jobs) + self.later
+        count = min(LEVELS, max(2, self.starts // each - HALVINGS - 2))
         tried = [bottom * (top / bottom) ** (i / count) for i in range(count)]
         for deadline in (0.0, *tried):  # a deadline that nobody keeps: each is given all that it can use
-            found = self._try(Policy(deadline, self.order))
+            found = self._try(Policy(deadline, self.order), best.plan)
             best = found if found.plan.beats(best.plan) else best
         low = max((deadline for deadline in tried if deadline < best.plan.makespan), default=bottom)
-        for _ in range(min(HALVINGS, self.tries)):
-            found = self._try(Policy((low + best.plan.makespan) / 2, self.order))
+        for _ in range(HALVINGS if self.starts > 0 else 0):
+            found = self._try(Policy((low + best.plan.makespan) / 2, self.order), best.plan)
             if found.plan.beats(best.plan):
                 best = found
             else:
@@ -81,15 +87,15 @@ class Search:
 
     def _force(self, best: Found) -> Found:
         """Give one trial after another something else than the least that keeps a deadline, if all end sooner so."""
-        half, improved = self.tries // 2, True
+        half, improved = self.starts // 2, True
         while improved:
             improved = False
             late = [(place, option) for place in _last(best.plan) for option in self.jobs[place].options]
             for (place, option), part in product(late, SOONER):
-                if self.tries <= half:
+                if self.starts <= half:
                     return best
                 given = {**best.policy.given, place: option}
-                found = self._try(Policy(best.plan.makespan * part, self.order, given))
+                found = self._try(Policy(best.plan.makespan * part, self.order, given), best.plan)
                 if found.plan.beats(best.plan):
                     best, improved = found, True
                     break
@@ -100,12 +106,12 @@ class Search:
         given = {start.job: start.option for start in best.plan.starts if start.job >= 0}
         best = replace(best, policy=Policy(math.inf, tuple(given), given))
         improved = True
-        while improved and self.tries > 0:
+        while improved and self.starts > 0:
             improved = False
             for policy in self._near(best):
-                if self.tries <= 0:
+                if self.starts <= 0:
                     break
-                found = self._try(policy)
+                found = self._try(policy, best.plan)
                 if found.plan.beats(best.plan):
                     best, improved = found, True
                     break
