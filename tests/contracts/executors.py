@@ -301,8 +301,8 @@ class SpreadContract(ExecutorContract):
         events = self.until_left(exact)
         self.assert_as_alone(events, 4, CONFIG, 6)
         (measured,) = (e for e in events if isinstance(e, Measured))
-        assert set(measured.scaling) == {1, 2}
-        assert all(seconds > 0 for seconds in measured.scaling.values())
+        assert (measured.kind, set(measured.table)) == ("scaling", {1, 2})
+        assert all(seconds > 0 for seconds in measured.table.values())
         assert measured.device == exact.devices()[0].name
         assert measured.reason.startswith("a step takes ")
         assert sum(e.usage.steps for e in events if isinstance(e, Report)) == 36, "none is forgotten while it measures"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.bundle import BundleMode, Device, Parted
+from penstock.bundle import BundleMode, Device, Parted, Request
 from penstock.engine.fusing import Fusing
 from penstock.scheduling.base import Assignment, Room
 from penstock.scheduling.growing import Growing, grow, widen
@@ -195,7 +195,7 @@ class Spreading:
         few, before = wanted < len(placing.devices), self._requested
         if wanted > before or wanted < SLACK * before or (few and wanted != before):
             self._requested = wanted
-            placing.executor.request(wanted)
+            placing.executor.request([Request(wanted)])
         if few and self.on and placing.executor.scales and not placing.waiting and not placing.moving:
             self._pack(wanted)
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.bundle import Bundle, BundleMode, Description, Device, WorkerEvent
+from penstock.bundle import Bundle, BundleMode, Description, Device, Request, WorkerEvent
 from penstock.trial import Config
 
 
@@ -78,11 +78,13 @@ class Executor(ABC):
         raised: a config whose trial cannot be made has no signature, and says why when it trains.
         """
 
-    def request(self, devices: int) -> None:  # noqa: B027 (most executors cannot change)
-        """Say how many devices could be used from now on.
+    def request(self, wanted: Sequence[Request]) -> None:  # noqa: B027 (most executors cannot change)
+        """Say which devices could be used from now on: so many of each type and market, in place of the last requests.
 
         Where the executor can, it grows towards that and shrinks to it, and says so by events as devices come and go.
-        No trial is stopped for it: to free devices that train, move their trials first. Elsewhere, nothing happens.
+        A request that names a type or a market is met by such devices alone; one that names neither by any that are
+        left. Devices beyond all requests may go; no requests at all mean that none is of use. No trial is stopped for
+        it: to free devices that train, move their trials first. Elsewhere, nothing happens.
         """
 
     @abstractmethod
