@@ -107,7 +107,8 @@ def test_bad_parts_are_refused_where_they_are_made(make, said):
     ],
 )
 def test_bad_ways_to_run(changes, said):
-    for run in (study().run, RunSettings, partial(ps.tune, trivial, SPACE, **GOOD)):
+    good = dict(metric="loss", mode="min", algorithm=ps.Random(budget=2), trials=3)
+    for run in (study().run, RunSettings, partial(ps.tune, trivial, SPACE, **good)):
         with pytest.raises(ps.StudyError, match=said):
             run(**changes)
     assert not Path(".penstock").exists()

@@ -301,7 +301,7 @@ class SpreadContract(ExecutorContract):
         events = self.until_left(exact)
         self.assert_as_alone(events, 4, CONFIG, 6)
         (measured,) = (e for e in events if isinstance(e, Measured))
-        assert set(measured.table) == {1, 2}
+        assert (measured.kind, set(measured.table)) == ("scaling", {1, 2})
         assert all(seconds > 0 for seconds in measured.table.values())
         assert measured.device == exact.devices()[0].name
         assert measured.reason.startswith("a step takes ")

@@ -79,10 +79,12 @@ class Executor(ABC):
         """
 
     def request(self, wanted: Sequence[Request]) -> None:  # noqa: B027 (most executors cannot change)
-        """Say how many devices of which type and market could be used from now on.
+        """Say which devices could be used from now on: so many of each type and market, in place of the last requests.
 
         Where the executor can, it grows towards that and shrinks to it, and says so by events as devices come and go.
-        No trial is stopped for it: to free devices that train, move their trials first. Elsewhere, nothing happens.
+        A request that names a type or a market is met by such devices alone; one that names neither by any that are
+        left. Devices beyond all requests may go; no requests at all mean that none is of use. No trial is stopped for
+        it: to free devices that train, move their trials first. Elsewhere, nothing happens.
         """
 
     @abstractmethod

@@ -363,7 +363,7 @@ def test_a_study_on_a_cluster_is_the_study_of_one_machine(on, whole, tmp_path, s
 
 
 def test_pbt_takes_over_states_on_other_workers(on, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(rays, "_token", lambda job: Path("/nowhere/.driver"))
+    monkeypatch.setattr(rays, "leave_token", lambda states: Path("/nowhere/.driver"))
     pbt = ps.PBT(population=4, max_budget=6, interval=2)
     result = study(tmp_path, "ray", pbt, Blobs(), trials=None).run(on=on, workers=2, sharing="solo")
     expected = study(tmp_path, "local", pbt, Blobs(), trials=None).run(sharing="solo")
@@ -372,7 +372,7 @@ def test_pbt_takes_over_states_on_other_workers(on, whole, tmp_path, monkeypatch
 
 def test_states_travel_where_nodes_do_not_see_the_drivers_folder(on, whole, tmp_path, monkeypatch):
     """As on machines that share no folder: the token that workers look for is not to be found."""
-    monkeypatch.setattr(rays, "_token", lambda job: Path("/nowhere/.driver"))
+    monkeypatch.setattr(rays, "leave_token", lambda states: Path("/nowhere/.driver"))
     result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
     assert_undisturbed(result, tmp_path, "ray")
     assert result.best.last_state()[0] == 27
@@ -421,7 +421,7 @@ def test_a_head_that_is_away(on, whole, tmp_path, monkeypatch):
     """What runs goes on for a while; then the study ends, before Ray ends the whole program."""
 
     def act(executor):
-        monkeypatch.setattr(rays, "HEADLESS", 0.0)
+        monkeypatch.setattr(ray_cluster, "HEADLESS", 0.0)
         away = iter([False])
         monkeypatch.setattr(executor._connection, "reached", lambda: next(away, True))
 
@@ -462,14 +462,14 @@ def test_the_trials_of_a_node_that_will_be_preempted_move_before_it_goes(on, who
     result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
     log = list(events.read(tmp_path / "ray" / "log.jsonl"))
     assert not any(isinstance(e, events.Failed) for e in log), "they stopped in good order"
-    devices = [e.types for e in log if isinstance(e, events.Devices)]
-    assert not any(name.startswith(drained[0].id[:6]) for name in devices[-1])
+    devices = [e.devices for e in log if isinstance(e, events.Devices)]
+    assert not any(device["name"].startswith(drained[0].id[:6]) for device in devices[-1])
     assert_undisturbed(result, tmp_path, "ray")
     whole.kill_node(drained[0])
 
 
 def test_an_object_store_that_is_full(on, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(rays, "_token", lambda job: Path("/nowhere/.driver"))  # states go through the store
+    monkeypatch.setattr(rays, "leave_token", lambda states: Path("/nowhere/.driver"))  # states go through the store
     held = []
 
     def act(executor):
@@ -520,7 +520,7 @@ def test_a_node_that_comes_later_with_another_version_is_left_alone(on, whole, t
     def act(executor):
         monkeypatch.setattr("penstock.executors.ray.slot.__version__", "9.9")
         whole.add_node(cpus=2, gpus=2)
-        until(lambda: executor._look() or executor._listen(0.1) or executor._avoided, "its workers are refused")
+        until(lambda: executor._look() or executor._listen(0.1) or executor._doubts.avoided, "its workers are refused")
 
     sabotage(monkeypatch, act)
     with pytest.warns(UserWarning, match=r"and the driver has 9\.9"):

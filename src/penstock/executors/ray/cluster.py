@@ -7,9 +7,10 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -18,8 +19,11 @@ from penstock.errors import StudyError
 
 ANSWER = 8.0  # seconds that a cluster has to answer
 GLANCE = 1.0  # seconds that its head has, of which it was known to be there
+HEADLESS = 30.0  # seconds without the head that a study bears, half of what Ray waits before it ends the program
 NAMESPACE = "penstock"
 MARKET = "ray.io/market-type"  # the label of nodes that are "spot" or "on-demand"
+ACCELERATOR = "ray.io/accelerator-type"  # the label of nodes with accelerators, such as "H200"
+PRICE = "penstock.io/price"  # the label of nodes whose owner says what a device costs an hour
 QUIET = {"logging_level": "ERROR", "namespace": NAMESPACE}
 TOO_LARGE = (".git", ".venv", "venv", ".penstock", "__pycache__", "node_modules", "*.pt", "*.ckpt")  # never code
 
@@ -46,6 +50,7 @@ class Connection:
         Connection.ours |= new
         Connection.users += 1
         self._open = True
+        self._answered = time.monotonic()
         self.address = str(require().get_runtime_context().gcs_address)
 
     @property
@@ -61,6 +66,16 @@ class Connection:
         except OSError:
             return False
         return True
+
+    def answers(self) -> bool:
+        """Whether the head is there now; a StudyError where it has been away for too long."""
+        now = time.monotonic()
+        if self.reached():
+            self._answered = now
+            return True
+        if now - self._answered > HEADLESS:
+            raise StudyError(_headless(self.address, HEADLESS))
+        return False
 
     def close(self) -> None:
         if not self._open:
@@ -262,7 +277,7 @@ def _cannot_join(address: str, folder: Path | None, error: Exception) -> str:
     return f"The Ray cluster at {address} cannot be joined ({type(error).__name__}: {said})."
 
 
-def headless(address: str, seconds: float) -> str:
+def _headless(address: str, seconds: float) -> str:
     """Why a study cannot go on, after its cluster's head was away for so long."""
     return (
         f"The head of the Ray cluster at {address} has not answered for {seconds:.0f} seconds. What was reported is in "
@@ -294,10 +309,24 @@ class Offer:
     cores: dict[str, int]  # for each of them, on nodes that are there or could come; 0 where there are fewer
     room: int = 0  # how many devices could come with nodes that the autoscaler can make
     made: frozenset[str] = frozenset()  # the nodes that it made and releases when they are empty
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of each node
 
     @property
     def devices(self) -> int:
         return sum(self.nodes.values())
+
+    def on(self, where: Mapping[str, str]) -> int:
+        """How many devices the nodes with these labels have."""
+        return sum(count for node, count in self.nodes.items() if has(self.labels.get(node, {}), where))
+
+
+def has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Whether labels are as wanted, whatever else is labelled.
+
+    >>> has({"zone": "a", "market": "spot"}, {"market": "spot"}), has({"zone": "a"}, {"market": "spot"})
+    (True, False)
+    """
+    return wanted.items() <= labels.items()
 
 
 def nodes_now() -> list[NodeFacts]:
@@ -315,19 +344,24 @@ def nodes_now() -> list[NodeFacts]:
 
 
 def offer(
-    alive: Collection[NodeFacts], avoid: Collection[str] = (), *, market: str | None = None, resource: str | None = None
+    alive: Collection[NodeFacts],
+    avoid: Collection[str] = (),
+    *,
+    where: Mapping[str, str] | None = None,
+    resource: str | None = None,
 ) -> Offer:
-    """The devices of the nodes that are not about to go, not to be avoided, and of the right market if one is given."""
+    """The devices of the nodes that are not about to go, not to be avoided, and labelled as wanted."""
     if resource is None:
         resource = "GPU" if any(node.resources.get("GPU", 0) >= 1 for node in alive) else "CPU"
     able = [
         (node, count)
         for node in alive
-        if not node.leaving and node.id not in avoid and market in (None, node.labels.get(MARKET))
+        if not node.leaving and node.id not in avoid and has(node.labels, where or {})
         if (count := int(node.resources.get(resource, 0)))
     ]
     cores = {node.id: int(node.resources.get("CPU", 0)) // count for node, count in able}
-    return Offer(resource, {node.id: count for node, count in able}, cores)
+    labels = {node.id: node.labels for node, _ in able}
+    return Offer(resource, {node.id: count for node, count in able}, cores, labels=labels)
 
 
 def living() -> dict[str, bool]:

@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,12 +26,13 @@ from penstock.bundle import Bundle, Description, Device, Failed, Finished, Gathe
 from penstock.errors import StudyError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.executors.processes.executor import pickled
-from penstock.executors.ray.cluster import Connection, connect, headless, living, require
-from penstock.executors.ray.scaling import Scaling, nothing_came, order
+from penstock.executors.ray.cluster import Connection, connect, living, require
+from penstock.executors.ray.doubts import DOUBT, Doubts
+from penstock.executors.ray.held import leave_token
+from penstock.executors.ray.requesting import Requesting, nothing_came, order
 from penstock.executors.ray.slot import BEAT, Slot, alone, begin, fault, hold, how, kin, rested
 from penstock.executors.ray.studies import Company
 from penstock.executors.ray.worker import Hello
-from penstock.log.states import Folder
 from penstock.task import Task
 from penstock.trial import Config, Report
 
@@ -40,10 +41,7 @@ SILENT = 60.0  # seconds without an answer, after which a worker has hung
 STARTING = 120.0  # seconds that a worker has to start; the first one of a study, that any has
 COMING = 900.0  # seconds that the first one has where the autoscaler has to make its node
 SLICE = 0.1  # seconds after which a wait looks whether it was woken
-HEADLESS = 30.0  # seconds without the cluster's head, half of what Ray waits before it ends the whole program
-DOUBT = 15.0  # seconds that a node is left alone after a worker was lost there in an unclear way
-STILLBORN = 5  # workers that died before they were ready, one after another, of which nothing will come
-FAILURES = 3  # such losses of one node, each of which doubles that time, until a warning
+STILLBORN = 5  # workers that may die before they are ready, one after another, before the study is given up
 
 
 class RayExecutor(Executor):
@@ -69,28 +67,25 @@ class RayExecutor(Executor):
         market: str | None = None,
     ) -> None:
         self._ray = require()
-        self._scaling, self._market = Scaling(workers, market, idle, least), market
+        self._requesting, self._doubts = Requesting(workers, market, idle, least), Doubts()
         data = pickled(job, "workers on other machines")
         self._connection: Connection = connect(on, folder)
         self._began = time.monotonic()
         self._events: deque[ExecutorEvent] = deque()
         self._slots: list[Slot] = []
-        self._avoided: dict[str, float] = {}  # until when each node in doubt is left alone
-        self._doubts: Counter[str] = Counter()
-        self._deaths: dict[str, list[set[int]]] = {}  # who trained on a node when a worker died there, since a report
         self._begun = self._closed = self._woken = False
-        self._looked, self._stillborn, self._reached = -inf, 0, self._began
+        self._looked, self._stillborn = -inf, 0
         self._studies = Company(uuid.uuid4().hex, weight)
-        self._states, self._token = job.states, _token(job)
+        self._states, self._token = job.states, leave_token(job.states)
         if isinstance(job.task, Task):
             self.modes = self.modes | {"distributed"}
         try:
-            self._found = self._scaling.begin()
+            self._found = self._requesting.begin()
             token = "" if self._token is None else self._token.name
             self._study = (self._ray.put(data), [os.getcwd(), *filter(os.path.isdir, sys.path)], token)
             self._kin = kin(job, market)
             self._rested = rested(self._kin)
-            self._quota = self._scaling.target(self._found)
+            self._quota = self._requesting.target(self._found)
             self._fill()
             self._start()
             self._begun = True
@@ -109,8 +104,7 @@ class RayExecutor(Executor):
         first = slots[0]
         new = [p for p in bundle.placements if first is None or (p.trial, p.attempt) not in first.running]
         if first is None or (new and any(slot is None or slot.phase == "leaving" for slot in slots)):
-            # One went while the engine decided: these are to go elsewhere.
-            self._events += [Stopped(p.trial, p.attempt, p.state) for p in new]
+            self._events += [Stopped(p.trial, p.attempt, p.state) for p in new]  # a device went meanwhile
             return
         self._give(first, bundle)
 
@@ -138,9 +132,7 @@ class RayExecutor(Executor):
             self._look()
             if end is not None and time.monotonic() >= end:
                 break
-        self._woken = False
-        events = list(self._events)
-        self._events.clear()
+        events, self._events, self._woken = list(self._events), deque(), False
         return events
 
     def wake(self) -> None:
@@ -154,7 +146,7 @@ class RayExecutor(Executor):
             if slot is None:
                 if self._woken and not train:
                     return [Description()] * len(configs)
-                self._scaling.at_least_one()
+                self._requesting.at_least_one()
                 self._start()
                 continue
             asked = slot.actor.describe.remote(list(configs), train)
@@ -180,18 +172,17 @@ class RayExecutor(Executor):
             return list(answer)
 
     def request(self, wanted: Sequence[Request]) -> None:
-        devices = sum(one.count for one in wanted)
-        self._scaling.requested = max(0, devices)
+        self._requesting.request(wanted)
         self._looked = -inf  # the next wait sees to it
 
     @property
     def scales(self) -> bool:  # type: ignore[override]
-        return self._scaling.grows
+        return self._requesting.grows
 
     @property
     def provisioning(self) -> float:  # type: ignore[override]
         """Seconds that a worker takes to come where its node has to come first, as measured."""
-        return self._scaling.provisioning or 0.0
+        return self._requesting.provisioning or 0.0
 
     def now(self) -> float:
         return time.monotonic() - self._began
@@ -217,16 +208,18 @@ class RayExecutor(Executor):
 
     def _fill(self) -> None:
         """Ask for workers until there are as many as this study may have."""
-        found = self._found
-        wanted = min(self._quota, self._scaling.target(found), found.devices + found.room)
-        for count in range(sum(slot.phase != "leaving" for slot in self._slots), wanted):
-            beyond = {*found.nodes, *self._avoided} if count >= found.devices else None
-            self._slots.append(begin(found, self._avoided, self._market, self._study, self._rested, beyond))
+        found, avoided = self._found, self._doubts.avoided
+        kept = [slot for slot in self._slots if slot.phase != "leaving"]
+        more = max(0, min(self._quota, found.devices + found.room) - len(kept))
+        for where, later in self._requesting.missing(kept, found)[:more]:
+            beyond = {*found.nodes, *avoided} if later else None
+            rested = self._rested if where == self._requesting.anywhere else []  # their nodes' labels are not known
+            self._slots.append(begin(found, avoided, where, self._study, rested, beyond))
 
     def _start(self) -> None:
-        """Wait until all workers that can start have: a study's first bundles are as large as its devices are many.
+        """Wait until all workers that can start have started: a study's first bundles are made for so many devices.
 
-        Those that need a node that is yet to come are only waited for where there are no others.
+        Workers whose nodes are yet to come are only waited for where there are no others.
         """
         began = time.monotonic()
         while True:
@@ -250,7 +243,7 @@ class RayExecutor(Executor):
         return next((s for s in self._slots if s.device is not None and s.device.name == device), None)
 
     def _listen(self, timeout: float) -> None:
-        """Take in what workers have said."""
+        """Take in the events that workers have told."""
         asked = {slot.asked: slot for slot in self._slots if slot.asked is not None}
         if not asked:
             time.sleep(timeout)
@@ -277,17 +270,10 @@ class RayExecutor(Executor):
         if (why := fault(hello)) is not None:
             self._refuse(slot, hello.node, why)
             return
-        slot.asked = None
-        kind = "cpu" if hello.number is None else "gpu"
-        taken = {s.device.name for s in self._slots if s.device is not None}
-        slot.node, slot.pid, slot.shared = hello.node, hello.pid, hello.shared
-        numbers = [hello.number] if hello.number is not None else range(len(self._slots) + 1)
-        names = [f"{hello.node[:6]}/{kind}:{i}" for i in numbers]
-        name = next((name for name in names if name not in taken), f"{hello.node[:6]}/{hello.pid}")
-        slot.device = Device(name, hello.type, hello.memory, hello.node[:6])
-        slot.phase, slot.came, self._stillborn = "ready", time.monotonic(), 0
-        self._scaling.greeted(slot, hello.node)
-        self._events.append(DeviceAdded(slot.device))
+        device = slot.greet(hello, {s.device.name for s in self._slots if s.device is not None})
+        self._stillborn = 0
+        self._requesting.greeted(slot)
+        self._events.append(DeviceAdded(device))
 
     def _hear(self, slot: Slot, said: list[Any]) -> None:
         slot.asked = None
@@ -303,7 +289,7 @@ class RayExecutor(Executor):
             elif isinstance(event, Measured):
                 event = replace(event, device=slot.device.name)  # to its worker, each device is the first
             elif isinstance(event, Report):
-                self._deaths.pop(slot.node, None)
+                self._doubts.reported(slot.node)
             self._events.append(event)
         if slot.running:
             slot.listen()
@@ -335,20 +321,14 @@ class RayExecutor(Executor):
             for trial, attempt in slot.running
         ]
         lost = [DeviceLost(slot.device)] if slot.phase == "ready" else []
-        if alone(error) and not self._nodes_fault(slot):
+        trials = [trial for trial, _ in slot.running]
+        if alone(error) and not self._doubts.blames_node(slot.node, trials):
             self._events += [*failed, *lost]  # one of its trials may have killed it
         else:
-            self._doubt(slot.node)
-            self._events += [*lost, *failed]  # it is nobody's fault
-        for trial in slot.running:  # its other workers, where it has some, notice by themselves
+            self._doubts.doubt(slot.node)
+            self._events += [*lost, *failed]  # no trial is at fault
+        for trial in slot.running:  # other workers of a trial that spans devices notice by themselves
             self._left(trial)
-
-    def _nodes_fault(self, slot: Slot) -> bool:
-        """Whether workers of a node have died again and again with nothing reported, and with no trial in common."""
-        deaths = self._deaths.setdefault(slot.node, [])
-        if slot.running:
-            deaths.append({trial for trial, _ in slot.running})
-        return len(deaths) >= FAILURES and not set.intersection(*deaths)
 
     def _refuse(self, slot: Slot, node: str, fault: str) -> None:
         """A worker that cannot be used: the end of a study that has not begun; one that has goes on without it."""
@@ -357,15 +337,8 @@ class RayExecutor(Executor):
             raise StudyError(fault)
         warnings.warn(fault, stacklevel=2)
         if node:
-            self._doubt(node)
+            self._doubts.doubt(node)
         self._looked = time.monotonic() + DOUBT - LOOK
-
-    def _doubt(self, node: str) -> None:
-        """Leave a node alone until it is known to be well, longer each time."""
-        self._doubts[node] += 1
-        self._avoided[node] = time.monotonic() + DOUBT * 2 ** (self._doubts[node] - 1)
-        if self._doubts[node] == FAILURES:
-            warnings.warn(f"Node {node[:6]} has failed {FAILURES} times and is avoided for a while.", stacklevel=2)
 
     def _remove(self, slot: Slot) -> None:
         if slot in self._slots:
@@ -377,25 +350,22 @@ class RayExecutor(Executor):
     # The cluster
 
     def _look(self) -> None:
-        """See which nodes there are and how much of them is ours, and whether everybody answers."""
+        """See which nodes there are, how much of them is this study's, and whether all workers answer."""
         now = time.monotonic()
         if now - self._looked < LOOK:
             return
         self._looked = now
         for slot in [s for s in self._slots if s.phase != "starting"]:
             if slot.asked is None and now - slot.since > BEAT:
-                slot.listen(0.0)  # an idle one says that it lives
+                slot.listen(0.0)  # an idle worker says that it lives
             elif slot.asked is not None and now - slot.since > SILENT:
                 self._lose(slot, None)
-        if self._connection.reached():
-            self._reached = now
-        else:  # what runs goes on, and this is looked at again
-            if now - self._reached > HEADLESS:
-                raise StudyError(headless(self._connection.address, HEADLESS))
-            return
+        if not self._connection.answers():
+            return  # trials go on without the head, and the next look asks it again
         try:
-            nodes, self._avoided = living(), {n: end for n, end in self._avoided.items() if end > now}
-            self._found = found = self._scaling.find(self._avoided)
+            nodes = living()
+            self._doubts.trust(now)
+            self._found = found = self._requesting.find(self._doubts.avoided)
             for slot in self._slots:
                 slot.begin()
         except Exception:  # the head answers with an error
@@ -406,12 +376,12 @@ class RayExecutor(Executor):
             elif nodes[slot.node] and slot.phase == "ready":
                 self._retire(slot)  # its node is about to be taken away: its trials move first
         kept = [slot for slot in self._slots if slot.phase != "leaving"]
-        for slot in self._scaling.surplus(kept, found):
+        for slot in self._requesting.surplus(kept, found):
             self._retire(slot)
             kept.remove(slot)
-        # What trains or is kept through a lull counts as used: only other studies' parts may cost a trial its device.
+        # Workers that train, or are kept through a lull, count as used: only other studies may cost a trial its device.
         reach = found.devices + found.room
-        most = min(reach, max(self._scaling.target(found), sum(slot.phase == "ready" for slot in kept)))
+        most = min(reach, max(self._requesting.target(found), sum(slot.phase == "ready" for slot in kept)))
         self._quota = min(most, self._studies.quota(most, reach))
         for slot in order(kept, found.made)[: max(0, len(kept) - self._quota)]:
             self._retire(slot)
@@ -427,13 +397,3 @@ class RayExecutor(Executor):
                     other.place(Bundle("", (slot.device.name,), ()), {})  # the first of a trial's workers stops it
                 return
         self._remove(slot)
-
-
-def _token(job: Job) -> Path | None:
-    """A file beside the states by which a worker sees whether it has the same ones."""
-    if not isinstance(job.states, Folder):
-        return None
-    path = job.states.dir.parent / f".driver-{uuid.uuid4().hex}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    return path

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from penstock import __version__
 from penstock.bundle import Bundle, Device, Job
-from penstock.executors.ray.cluster import MARKET, Offer, require
+from penstock.executors.ray.cluster import MARKET, PRICE, Offer, require
 from penstock.executors.ray.worker import Hello, RayWorker
 from penstock.task import FunctionTask
 
@@ -38,6 +38,7 @@ class Slot:
     phase: Literal["starting", "ready", "leaving"] = "starting"
     since: float = 0.0  # when that call was made
     came: float = 0.0  # when it first answered
+    labels: Mapping[str, str] = field(default_factory=dict)  # of its node, or that its node must have
     node: str = ""
     pid: int = 0
     shared: bool = True
@@ -54,6 +55,18 @@ class Slot:
 
         if self.start is not None and placement_group_table(self.group)["state"] == "CREATED":
             (self.actor, self.asked), self.start = self.start(), None
+
+    def greet(self, hello: Hello, taken: Collection[str]) -> Device:
+        """Take what a worker that is ready says of itself; gives its device, under a name that no other has."""
+        self.asked, self.phase, self.came = None, "ready", time.monotonic()
+        self.node, self.pid, self.shared, self.labels = hello.node, hello.pid, hello.shared, hello.labels
+        kind, node = "cpu" if hello.number is None else "gpu", hello.node[:6]
+        numbers = range(len(taken) + 1) if hello.number is None else [hello.number]
+        names = [f"{node}/{kind}:{i}" for i in numbers]
+        name = next((name for name in names if name not in taken), f"{node}/{hello.pid}")
+        price = _price(hello.labels.get(PRICE))
+        self.device = Device(name, hello.type, hello.memory, node, price, hello.labels.get(MARKET))
+        return self.device
 
     def place(self, bundle: Bundle, states: dict[str, bytes]) -> None:
         """Send a bundle; with the request for events, where none is under way."""
@@ -121,12 +134,12 @@ def _remove(group: Any, actor: Any) -> None:
 def begin(
     found: Offer,
     avoided: Collection[str],
-    market: str | None,
+    where: Mapping[str, str],
     study: Sequence[Any],
     rested: list[Kept],
     without: Collection[str] | None = None,
 ) -> Slot:
-    """Wake a worker for a study, or ask for one on any node of the market but the avoided ones.
+    """Wake a worker for a study, or ask for one on any node with these labels but the avoided ones.
 
     It says hello when it is ready. Where it has no place on the nodes that are there, ``without``, it starts later.
     """
@@ -135,24 +148,35 @@ def begin(
         group, actor = rested.pop()
         return Slot(group, actor, actor.begin.remote(*study, max(1, cores)), time.monotonic(), rested=True)
     needs = {"CPU": 1} if found.resource == "CPU" else {"GPU": 1, "CPU": min(1, cores)}
-    group = _place(needs, avoided, market)
+    group = _place(needs, avoided, where)
 
     def start() -> tuple[Any, Any]:
         actor = _new(needs, group)
         return actor, actor.begin.remote(*study, max(1, cores))
 
     if without is not None:
-        return Slot(group, None, None, time.monotonic(), without=without, start=start)
-    return Slot(group, *start(), time.monotonic())
+        return Slot(group, None, None, time.monotonic(), labels=where, without=without, start=start)
+    return Slot(group, *start(), time.monotonic(), labels=where)
 
 
-def _place(needs: Mapping[str, int], avoided: Collection[str], market: str | None) -> Any:
+def _place(needs: Mapping[str, int], avoided: Collection[str], where: Mapping[str, str]) -> Any:
     from ray.util.placement_group import placement_group
 
-    where = {"ray.io/node-id": f"!in({','.join(avoided)})"} if avoided else {}
-    if market is not None:
-        where[MARKET] = market
-    return placement_group([dict(needs)], strategy="STRICT_PACK", bundle_label_selector=[where] if where else None)
+    selected = {**where, "ray.io/node-id": f"!in({','.join(avoided)})"} if avoided else dict(where)
+    selectors = [selected] if selected else None
+    return placement_group([dict(needs)], strategy="STRICT_PACK", bundle_label_selector=selectors)
+
+
+def _price(label: str | None) -> float | None:
+    """What a device costs an hour, as a label says it.
+
+    >>> _price("2.49"), _price("free"), _price(None)
+    (2.49, None, None)
+    """
+    try:
+        return None if label is None else float(label)
+    except ValueError:
+        return None
 
 
 @cache  # Ray keeps every class that it has made of ours

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import io
 import os
 import platform
 import queue
@@ -18,13 +17,13 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, BinaryIO
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from penstock import __version__
 from penstock.bundle import Bundle, Device, Job, WorkerEvent
 from penstock.errors import PenstockError
+from penstock.executors.ray.held import HeldStates, sees
 from penstock.executors.ray.studies import others
 from penstock.executors.serving import Order, serve
 from penstock.log.states import Folder, States
@@ -48,51 +47,8 @@ class Hello:
     memory: int
     number: int | None  # of the accelerator on its node
     shared: bool  # whether it sees the driver's states
+    labels: Mapping[str, str] = field(default_factory=dict)  # of its node
     broken: str = ""
-
-
-class HeldStates(States):
-    """States in a worker's memory, where it shares no place with the driver: those it was sent, and those it wrote."""
-
-    def __init__(self) -> None:
-        self.sent: dict[str, bytes] = {}
-        self.written: dict[str, bytes] = {}
-
-    def __str__(self) -> str:
-        return f"the memory of worker {os.getpid()}"
-
-    def under(self, name: str) -> States:
-        return self
-
-    def where(self, name: str) -> str:
-        return f"{name} in {self}"
-
-    def write(self, name: str, content: bytes | memoryview) -> None:
-        self.written[name] = bytes(content)
-
-    def read(self, name: str) -> BinaryIO:
-        content = self._content(name)
-        if content is None:
-            raise FileNotFoundError(self.where(name))
-        return io.BytesIO(content)
-
-    def size(self, name: str) -> int | None:
-        content = self._content(name)
-        return None if content is None else len(content)
-
-    def _content(self, name: str) -> bytes | None:
-        return self.written.get(name, self.sent.get(name))
-
-    def names(self) -> list[str]:
-        return [*self.sent, *self.written]
-
-    def delete(self, *names: str) -> None:
-        for name in names:
-            self.sent.pop(name, None)
-            self.written.pop(name, None)
-
-    def sync(self, name: str) -> None:
-        """Nothing of it survives its process."""
 
 
 class RayWorker:
@@ -139,6 +95,7 @@ class RayWorker:
         self._hello = replace(
             self._hello,
             node=context.get_node_id(),
+            labels={name: str(value) for name, value in context.get_node_labels().items()},
             device=found.name,
             type=found.type,
             memory=found.memory,
@@ -152,7 +109,7 @@ class RayWorker:
             if found.type == "cpu":
                 torch.set_num_threads(threads)
         states = States.of(job.states)
-        shared = not isinstance(states, Folder) or token in _names(states.dir.parent)
+        shared = sees(states, token)
         if not isinstance(states, Folder):
             states.probe()
         elif not shared:
@@ -274,10 +231,3 @@ def _changed(since: float) -> bool:
         except OSError:
             continue
     return False
-
-
-def _names(dir: Path) -> list[str]:
-    try:
-        return os.listdir(dir)
-    except OSError:
-        return []

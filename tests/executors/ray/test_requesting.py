@@ -9,14 +9,15 @@ import time
 import pytest
 
 import penstock as ps
-from penstock.bundle import Bundle, Device, Failed, Finished, Job, Placement, Stopped
+from penstock.bundle import Bundle, Device, Failed, Finished, Job, Placement, Request, Stopped
 from penstock.executors.base import DeviceAdded, DeviceLost
 from penstock.executors.local import LocalExecutor
+from penstock.executors.ray import autoscaler, requesting
 from penstock.executors.ray import executor as rays
-from penstock.executors.ray import scaling as ray_scaling
-from penstock.executors.ray.cluster import MARKET, NAMESPACE, NodeFacts, Offer
+from penstock.executors.ray.autoscaler import Growth, NodeType
+from penstock.executors.ray.cluster import ACCELERATOR, MARKET, NAMESPACE, PRICE, NodeFacts, Offer
 from penstock.executors.ray.executor import RayExecutor
-from penstock.executors.ray.scaling import Growth, NodeType, Scaling, order
+from penstock.executors.ray.requesting import Requesting, order
 from penstock.executors.ray.slot import Slot
 from penstock.executors.ray.studies import NAME, Studies
 from penstock.task import as_task
@@ -26,7 +27,10 @@ from tests.clusters import until
 from tests.functions import LONG, held, pulse
 
 SPOT = {MARKET: "spot"}
-TYPES = {"small": autoscaling.NodeType(most=2), "spot": autoscaling.NodeType(most=1, labels=SPOT)}
+TYPES = {
+    "small": autoscaling.NodeType(most=2),
+    "spot": autoscaling.NodeType(most=1, labels={**SPOT, ACCELERATOR: "L4", PRICE: "0.5"}),
+}
 
 
 @pytest.fixture(scope="module", params=[pytest.param(v, marks=pytest.mark.xdist_group(v)) for v in ("v1", "v2")])
@@ -104,7 +108,7 @@ def test_nodes_come_for_a_request_and_go_with_it_but_not_under_a_trial(empty, ma
     first = executor.provisioning
     assert first > 0
 
-    executor.request(5)  # more than there can be
+    executor.request([Request(5)])  # more than there can be
     watch.until(lambda: len(executor.devices()) == 2, "as many devices as the autoscaler can make")
     assert watch.count(DeviceAdded) == 1
     assert len(empty.made()) == 2
@@ -116,14 +120,14 @@ def test_nodes_come_for_a_request_and_go_with_it_but_not_under_a_trial(empty, ma
     trained = executor.devices()[1]
     executor.place(Bundle("a", (trained.name,), (Placement(0, 1, {}, LONG),)))
     watch.until(lambda: watch.count(Report), "the trial reports")
-    executor.request(1)
+    executor.request([Request(1)])
     watch.until(lambda: watch.count(DeviceLost) == 1, "the idle worker goes")
     assert executor.devices() == [trained]
     assert empty.groups("CREATED") == 1, "its place was given back at once"
     watch.until(lambda: len(empty.made()) == 1, "the autoscaler releases the node that is empty")
     assert empty.made() == {executor._slots[0].node}
 
-    executor.request(0)
+    executor.request([Request(0)])
     heard, looked = watch.count(Report), executor._looked
     watch.until(lambda: watch.count(Report) > heard and executor._looked > looked + 1, "the trial goes on")
     assert executor.devices() == [trained]
@@ -159,7 +163,7 @@ def test_workers_that_are_yet_to_come(empty, make, monkeypatch):
     assert executor.devices(), "it begins with those that are there"
     watch = Watch(executor)
     watch.until(lambda: len(executor.devices()) == 2, "two have come")
-    executor.request(5)
+    executor.request([Request(5)])
     watch.until(lambda: len(executor._slots) == 2, "the third is not waited for any longer")
     assert empty.groups("PENDING") == 0
 
@@ -177,13 +181,29 @@ def test_nodes_of_one_market(empty, make):
             make(market="spot")
         return
     executor = make(market="spot")
-    executor.request(2)
+    executor.request([Request(2)])
     executor._look()
     assert len(executor._slots) == 1, "there can be one of these"
     (node,) = empty.made()
     assert empty.labels()[node][MARKET] == "spot"
+    (device,) = executor.devices()
+    assert (device.market, device.price) == ("spot", 0.5)
     with pytest.raises(ps.StudyError, match="on-demand nodes offer 0 GPUs"):
         make(market="on-demand")
+
+
+@pytest.mark.parametrize("cluster", ["v2"], indirect=True)  # the first version does not heed labels
+def test_a_node_of_the_type_that_is_named_comes_and_an_idle_one_makes_room(empty, make):
+    executor = make(workers=1)
+    watch = Watch(executor)
+    (first,) = executor.devices()
+    assert first.market is None, "the autoscaler makes nodes without labels first"
+    executor.request([Request(1, type="L4")])
+    watch.until(lambda: [device.market for device in executor.devices()] == ["spot"], "a node of that type")
+    assert watch.count(DeviceLost) == 1
+    executor.request([Request(1, market="on-demand")])
+    executor._look()
+    assert len(executor.devices()) == 1, "there can be none of these, and none goes before its time"
 
 
 # Without a cluster
@@ -191,13 +211,13 @@ def test_nodes_of_one_market(empty, make):
 
 def test_a_market_that_is_none():
     with pytest.raises(ps.StudyError, match='Expected market="spot", "on-demand" or None for any, got \'cheap\''):
-        Scaling(None, "cheap", 0.0)
+        Requesting(None, "cheap", 0.0)
 
 
 def test_executors_that_cannot_change_ignore_a_request(tmp_path):
     executor = LocalExecutor(Job(as_task(pulse), 0, "loss", "min", tmp_path))
     before = executor.devices()
-    executor.request(64)
+    executor.request([Request(64)])
     assert executor.devices() == before
     executor.close()
 
@@ -233,10 +253,10 @@ def test_how_many_devices_could_come(there, most, room):
 
 
 def test_how_many_could_come_on_a_market():
-    assert growth().room("GPU", [HEAD], "spot") == 3
-    assert growth().room("GPU", [HEAD, node("a", 1.0, SPOT)], "spot") == 2
-    assert growth().room("GPU", [HEAD], "on-demand") == 0
-    assert growth(labelled=False).room("GPU", [HEAD], "spot") == 0
+    assert growth().room("GPU", [HEAD], SPOT) == 3
+    assert growth().room("GPU", [HEAD, node("a", 1.0, SPOT)], SPOT) == 2
+    assert growth().room("GPU", [HEAD], {MARKET: "on-demand"}) == 0
+    assert growth(labelled=False).room("GPU", [HEAD], SPOT) == 0, "it might make nodes of another market"
     assert growth(labelled=False).room("GPU", [HEAD]) == 16 + 7
 
 
@@ -251,7 +271,7 @@ def test_what_a_providers_own_autoscaler_reports(monkeypatch):
     config = ClusterConfig()
     config.node_group_configs.add(name="any", max_count=-1, resources={"GPU": 4})
     monkeypatch.setattr(GlobalState, "get_cluster_config", lambda self: config)
-    assert ray_scaling._reported().room("GPU", [HEAD]) >= 10**6
+    assert autoscaler.reported().room("GPU", [HEAD]) >= 10**6
 
 
 def slot(name, node="", *, busy=False, began=0.0):
@@ -279,59 +299,115 @@ def test_workers_are_given_up_so_that_nodes_come_free():
 
 def test_what_a_trial_needs_is_asked_for_from_the_start():
     found = Offer("GPU", {"a": 1}, {})
-    assert Scaling(None, None, 60.0, least=3).target(found) == 3
-    assert Scaling(None, None, 60.0).target(found) == 1
+    assert Requesting(None, None, 60.0, least=3).target(found) == 3
+    assert Requesting(None, None, 60.0).target(found) == 1
 
 
 def test_a_study_on_cores_stays_there_when_a_node_with_a_gpu_comes(monkeypatch):
     there = [node("a", gpus=0)]
-    monkeypatch.setattr(ray_scaling, "nodes_now", lambda: there)
-    scaling = Scaling(None, None, 60.0)
-    assert scaling.begin().nodes == {"a": 1}
+    monkeypatch.setattr(requesting, "nodes_now", lambda: there)
+    asking = Requesting(None, None, 60.0)
+    assert asking.begin().nodes == {"a": 1}
     there.append(node("b"))
-    assert scaling.find().nodes == {"a": 1, "b": 1}
-    assert Scaling(None, None, 60.0).begin().nodes == {"b": 1}
+    assert asking.find().nodes == {"a": 1, "b": 1}
+    assert Requesting(None, None, 60.0).begin().nodes == {"b": 1}
 
 
 def test_nodes_of_a_market_that_has_none(monkeypatch):
-    monkeypatch.setattr(ray_scaling, "nodes_now", lambda: [node("a", gpus=0)])
-    monkeypatch.setattr(Scaling, "_ask", lambda self, timeout=0.0: None)
+    monkeypatch.setattr(requesting, "nodes_now", lambda: [node("a", gpus=0)])
+    monkeypatch.setattr(Requesting, "_ask", lambda self, timeout=0.0: None)
     with pytest.raises(ps.StudyError, match=r"ray start --labels ray\.io/market-type=spot"):
-        Scaling(None, "spot", 60.0).begin()
+        Requesting(None, "spot", 60.0).begin()
 
 
 def test_idle_workers_are_kept_for_a_while(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(ray_scaling.time, "monotonic", lambda: now[0])
-    found, scaling = Offer("GPU", {"a": 1, "b": 1}, {}), Scaling(None, None, 60.0)
+    monkeypatch.setattr(requesting.time, "monotonic", lambda: now[0])
+    found, asking = Offer("GPU", {"a": 1, "b": 1}, {}), Requesting(None, None, 60.0)
     slots = one, other = [slot("a1", "a"), slot("b1", "b", busy=True)]
     pending = slot("new")
-    assert scaling.surplus(slots, found) == []
-    scaling.requested = 1
-    assert scaling.surplus([*slots, pending], found) == [pending], "nothing is lost by that"
+    assert asking.surplus(slots, found) == []
+    asking.request([Request(1)])
+    assert asking.surplus([*slots, pending], found) == [pending], "nothing is lost by that"
     now[0] += 59
-    assert scaling.surplus(slots, found) == []
-    scaling.requested = 2  # the lull is over
-    assert scaling.surplus(slots, found) == []
-    scaling.requested = 1
+    assert asking.surplus(slots, found) == []
+    asking.request([Request(2)])  # the lull is over
+    assert asking.surplus(slots, found) == []
+    asking.request([Request(1)])
     now[0] += 59
-    assert scaling.surplus(slots, found) == []
+    assert asking.surplus(slots, found) == []
     now[0] += 60
-    assert scaling.surplus(slots, found) == [one]
+    assert asking.surplus(slots, found) == [one]
     one.running = [(0, 0)]
-    assert scaling.surplus(slots, found) == []
+    assert asking.surplus(slots, found) == []
     assert one.spare == other.spare == math.inf
-    scaling.requested = 0
+    asking.request([Request(0)])
     now[0] += 1000
-    assert scaling.surplus(slots, found) == []
+    assert asking.surplus(slots, found) == []
 
 
 def test_a_wait_is_measured_where_a_node_had_to_come():
-    scaling, here, beyond = Scaling(None, None, 0.0), slot("a1", "a"), slot("b1", "b")
-    scaling.greeted(here, "a")
-    beyond.without = {"a"}
-    scaling.greeted(beyond, "a")  # another went, and it took its place
-    assert scaling.provisioning is None
-    beyond.began = time.monotonic() - 30
-    scaling.greeted(beyond, "b")
-    assert scaling.provisioning >= 30
+    asking, here, beyond = Requesting(None, None, 0.0), slot("a1", "a"), slot("b1", "b")
+    asking.greeted(here)
+    beyond.without, beyond.node = {"a"}, "a"
+    asking.greeted(beyond)  # another went, and it took its place
+    assert asking.provisioning is None
+    beyond.began, beyond.node = time.monotonic() - 30, "b"
+    asking.greeted(beyond)
+    assert asking.provisioning >= 30
+
+
+H200, L4 = {ACCELERATOR: "H200"}, {ACCELERATOR: "L4", MARKET: "spot"}
+BOTH = Offer("GPU", {"a": 2, "b": 2}, {}, labels={"a": H200, "b": L4})
+
+
+def labelled(name, labels, *, busy=False, type="gpu"):
+    one = slot(name, name[0], busy=busy)
+    one.labels, one.device = labels, Device(name, type, 0, name[0])
+    return one
+
+
+def test_devices_of_a_type_or_a_market_are_asked_for_by_the_labels_of_their_nodes():
+    asking = Requesting(None, None, 60.0)
+    asking.request([Request(1), Request(1, "H200"), Request(3, market="spot"), Request(9, "B200")])
+    spot = {MARKET: "spot"}
+    assert asking.missing([], BOTH) == [(H200, False), (spot, False), (spot, False), ({}, False)]
+    assert asking.target(BOTH) == 14, "whether they can be had or not"
+    one, other = labelled("a1", H200), labelled("b1", L4)
+    assert asking.missing([other, one], BOTH) == [(spot, False), ({}, False)]
+
+
+def test_a_starting_worker_counts_for_the_request_that_it_was_asked_for():
+    asking, starting = Requesting(None, None, 60.0), slot("new")
+    starting.labels = H200
+    asking.request([Request(1, "H200"), Request(1)])
+    assert asking.missing([starting], BOTH) == [({}, False)]
+
+
+def test_a_device_type_that_was_seen_is_asked_for_by_its_label():
+    asking, one = Requesting(None, None, 60.0), labelled("a1", H200, type="NVIDIA H200")
+    asking.request([Request(2, "NVIDIA H200")])
+    assert asking.missing([one], BOTH) == [], "no label of that name"
+    asking.greeted(one)
+    assert asking.missing([one], BOTH) == [(H200, False)]
+
+
+def test_no_more_than_all_workers_and_only_of_the_study_s_own_market():
+    asking = Requesting(2, "spot", 60.0)
+    asking.request([Request(3, "L4"), Request(3, market="on-demand")])
+    assert asking.target(BOTH) == 2
+    assert asking.missing([], BOTH) == [(L4, False), (L4, False)]
+
+
+def test_an_idle_worker_of_another_kind_makes_room_at_once_and_a_busy_one_stays():
+    asking, idle, busy = Requesting(None, None, 60.0), labelled("b1", L4), labelled("b2", L4, busy=True)
+    asking.request([Request(1, "H200")])
+    assert asking.surplus([idle, busy], BOTH) == [idle]
+    asking.request([Request(1, "B200")])
+    assert asking.surplus([idle, busy], BOTH) == [], "none of these can come"
+
+
+def test_cores_are_of_one_type():
+    asking, found = Requesting(None, None, 60.0), Offer("CPU", {"a": 2}, {}, labels={"a": {}})
+    asking.request([Request(2, "cpu")])
+    assert asking.missing([], found) == [({}, False), ({}, False)]

@@ -1,0 +1,121 @@
+"""The nodes that a cluster's autoscaler can make, as its settings say.
+
+An autoscaler does not say what it could make. Its settings do, which lie beside it on the head. Without them, as where
+it runs in a container of its own, nothing beyond the nodes that are there is asked for: a placement group that can
+never be placed would wait for ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.executors.ray.cluster import NodeFacts, has, on_head, require
+
+GROUP = "ray.io/node-group"  # the label with a node's type, which the second autoscaler sets
+MONITORS = ("autoscaler/_private/monitor.py", "autoscaler/v2/monitor.py")
+ANYWHERE: Mapping[str, str] = {}  # the labels that every node has
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """A kind of node that an autoscaler can make, and how many of them."""
+
+    name: str
+    most: int
+    resources: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def devices(self, resource: str) -> int:
+        """How many devices a node of this type has; cores beside accelerators are not for workers."""
+        if resource == "CPU" and self.resources.get("GPU", 0) >= 1:
+            return 0
+        return int(self.resources.get(resource, 0))
+
+
+@dataclass(frozen=True)
+class Growth:
+    """All nodes that an autoscaler can make."""
+
+    types: tuple[NodeType, ...]
+    most: int  # nodes in all, the head aside
+    labelled: bool  # whether it heeds labels; one that does not makes and drops nodes of the wrong kind in turns
+
+    def of(self, where: Mapping[str, str]) -> Growth:
+        """The part that can be asked for by the labels of its nodes."""
+        types = tuple(one for one in self.types if has(one.labels, where))
+        return Growth(types if self.labelled or len(types) == len(self.types) else (), self.most, self.labelled)
+
+    def made(self, node: NodeFacts) -> str | None:
+        """The type of a node that is there: by its label, or else the most special one that it could be of."""
+        if node.head:
+            return None
+        names = {one.name for one in self.types}
+        if GROUP in node.labels:
+            return node.labels[GROUP] if node.labels[GROUP] in names else None
+        alike = [
+            (len(one.labels), one.name)
+            for one in self.types
+            if all(node.resources.get(what, 0) == one.resources.get(what, 0) for what in ("CPU", "GPU"))
+            and has(node.labels, one.labels)
+        ]
+        return max(alike)[1] if alike else None
+
+    def room(self, resource: str, nodes: Collection[NodeFacts], where: Mapping[str, str] = ANYWHERE) -> int:
+        """How many devices could come with nodes of these labels, beside those of the nodes that are there."""
+        there = Counter(kind for node in nodes if (kind := self.made(node)) is not None)
+        left, room = self.most - there.total(), 0
+        for one in sorted(self.of(where).types, key=lambda one: -one.devices(resource)):
+            count = max(0, min(one.most - there[one.name], left))
+            left -= count
+            room += count * one.devices(resource)
+        return room
+
+
+def reported() -> Growth | None:
+    """All that a provider's own autoscaler can make, as it has told the cluster; Ray's autoscalers tell nothing."""
+    from ray._private.state import state
+
+    config = state.get_cluster_config()
+    if config is None or not config.node_group_configs:
+        return None
+    most = 2**31
+    types = [
+        NodeType(one.name, most if one.max_count < 0 else one.max_count, dict(one.resources))
+        for one in config.node_group_configs
+    ]
+    return Growth(tuple(types), most, labelled=True)
+
+
+def question() -> Any:
+    """Ask the head for its autoscaler's settings; the answer is for ``read``, or None where there is no autoscaler."""
+    return require().remote(_settings).options(num_cpus=0, max_retries=0, scheduling_strategy=on_head()).remote()
+
+
+def _settings() -> tuple[dict[str, Any], bool] | None:
+    """On the head: the settings that its autoscaler was started with, and whether that is the second version."""
+    import psutil  # type: ignore[import-untyped]
+    import ray
+    import yaml  # type: ignore[import-untyped]
+
+    ours = f"--gcs-address={ray.get_runtime_context().gcs_address}"  # others may run on the same machine
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        files = [one.partition("=")[2] for one in command if one.startswith("--autoscaling-config=")]
+        if ours in command and files and any(one.endswith(MONITORS) for one in command):
+            with open(files[0]) as file:
+                return yaml.safe_load(file), any(one.endswith(MONITORS[1]) for one in command)
+    return None
+
+
+def read(config: Mapping[str, Any], second: bool) -> Growth:
+    """What an autoscaler can make by its settings; its ``second`` version heeds labels."""
+    most = int(config.get("max_workers") or 0)
+    types = [
+        NodeType(name, int(one.get("max_workers", most)), one.get("resources") or {}, one.get("labels") or {})
+        for name, one in (config.get("available_node_types") or {}).items()
+        if name != config.get("head_node_type")
+    ]
+    return Growth(tuple(types), most, second)

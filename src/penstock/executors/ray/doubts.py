@@ -1,0 +1,50 @@
+"""Nodes that are left alone for a while, as workers were lost there: Ray places actors on dead nodes for some time."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Collection
+
+DOUBT = 15.0  # seconds that a node is left alone after a worker was lost there in an unclear way
+FAILURES = 3  # losses of one node, each of which doubles that time, until a warning
+
+
+class Doubts:
+    """Which nodes are in doubt, and until when."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+        self._failures: Counter[str] = Counter()
+        self._deaths: dict[str, list[set[int]]] = {}  # the trials of each worker that died on a node since a report
+
+    @property
+    def avoided(self) -> Collection[str]:
+        """The nodes to be left alone."""
+        return self._until.keys()
+
+    def doubt(self, node: str) -> None:
+        """Leave a node alone until it is known to be well, longer each time."""
+        self._failures[node] += 1
+        self._until[node] = time.monotonic() + DOUBT * 2 ** (self._failures[node] - 1)
+        if self._failures[node] == FAILURES:
+            warnings.warn(f"Node {node[:6]} has failed {FAILURES} times and is avoided for a while.", stacklevel=2)
+
+    def trust(self, now: float) -> None:
+        """Let the nodes be used again whose time is over."""
+        self._until = {node: end for node, end in self._until.items() if end > now}
+
+    def blames_node(self, node: str, trials: Collection[int]) -> bool:
+        """Take the death of a worker with its trials; says whether the node is at fault and not one of them.
+
+        It is where workers have died again and again with nothing reported, and with no trial in common.
+        """
+        deaths = self._deaths.setdefault(node, [])
+        if trials:
+            deaths.append(set(trials))
+        return len(deaths) >= FAILURES and not set.intersection(*deaths)
+
+    def reported(self, node: str) -> None:
+        """A trial on this node came further, so workers can live there."""
+        self._deaths.pop(node, None)

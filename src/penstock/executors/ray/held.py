@@ -1,0 +1,79 @@
+"""Where the states of a worker's trials are: in the driver's own place, or held in the worker's memory.
+
+A worker that sees the driver's folder of states, or a URL, writes there. Any other is sent the states that its trials
+begin with, and sends those that it writes along with its events.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import uuid
+from pathlib import Path
+from typing import BinaryIO
+
+from penstock.log.states import Folder, States
+
+
+def leave_token(states: States) -> Path | None:
+    """Leave a file beside the states, by which a worker sees whether its folder of that name is the same one."""
+    if not isinstance(states, Folder):
+        return None
+    path = states.dir.parent / f".driver-{uuid.uuid4().hex}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def sees(states: States, token: str) -> bool:
+    """Whether a worker has the driver's states: at a URL always, in a folder where the driver's token is beside it."""
+    if not isinstance(states, Folder):
+        return True
+    try:
+        return token in os.listdir(states.dir.parent)
+    except OSError:
+        return False
+
+
+class HeldStates(States):
+    """States in a worker's memory: those that it was sent, and those that it wrote."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, bytes] = {}
+        self.written: dict[str, bytes] = {}
+
+    def __str__(self) -> str:
+        return f"the memory of worker {os.getpid()}"
+
+    def under(self, name: str) -> States:
+        return self
+
+    def where(self, name: str) -> str:
+        return f"{name} in {self}"
+
+    def write(self, name: str, content: bytes | memoryview) -> None:
+        self.written[name] = bytes(content)
+
+    def read(self, name: str) -> BinaryIO:
+        content = self._content(name)
+        if content is None:
+            raise FileNotFoundError(self.where(name))
+        return io.BytesIO(content)
+
+    def size(self, name: str) -> int | None:
+        content = self._content(name)
+        return None if content is None else len(content)
+
+    def _content(self, name: str) -> bytes | None:
+        return self.written.get(name, self.sent.get(name))
+
+    def names(self) -> list[str]:
+        return [*self.sent, *self.written]
+
+    def delete(self, *names: str) -> None:
+        for name in names:
+            self.sent.pop(name, None)
+            self.written.pop(name, None)
+
+    def sync(self, name: str) -> None:
+        """Nothing of it survives its process."""
