@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import penstock as ps
 from bench.clusters import folder
 from bench.workloads import PAIRS, SPREADS, TABLES, costs, missing, tabulated
-from penstock import study as studies
+from penstock import settings as studies
 from penstock.log.events import read
 from penstock.trial import Config
 

@@ -61,7 +61,7 @@ class ScriptedExecutor(Executor):
     def wake(self):
         pass
 
-    def describe(self, configs, *, train):
+    def describe(self, configs, *, train, trials=()):
         from penstock.bundle import Description
 
         return [Description() for _ in configs]

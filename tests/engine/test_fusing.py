@@ -364,7 +364,7 @@ def described(**kinds):
     """Descriptions of configs by their kind, and the configs that were asked about."""
     asked = []
 
-    def describe(configs):
+    def describe(configs, trials):
         asked.extend(configs)
         return [kinds[config["kind"]] for config in configs]
 
@@ -451,7 +451,7 @@ def test_states_must_fit_into_the_device(memory, together, monkeypatch):
     executor = SimpleNamespace(
         devices=lambda: cards, place=lambda bundle: declared.append(bundle), modes={"solo", "fused"}, flexible=False
     )
-    executor.describe = lambda configs, train: [Description(signature="a", bytes=80, beside=200)] * len(configs)
+    executor.describe = lambda configs, train, trials: [Description(signature="a", bytes=80, beside=200)] * len(configs)
     declared, history = [], History.of([events.Opened({"metric": "loss", "mode": "min"})])
     placing = Placing(executor, history, waterfill, history.apply, float, bool)
     placing.look()
@@ -576,7 +576,7 @@ def test_a_bundle_whose_device_was_lost_is_not_told_anything_and_keeps_nobody_wa
     cards, declared = [Device(f"cpu:{i}", "cpu", 2**40) for i in range(3)], []
     there = cards[:2]
     executor = SimpleNamespace(devices=lambda: there, place=declared.append, modes={"solo", "fused"}, flexible=False)
-    executor.describe = lambda configs, train: [ALIKE] * len(configs)
+    executor.describe = lambda configs, train, trials: [ALIKE] * len(configs)
     history = History.of([events.Opened({"metric": "loss", "mode": "min"})])
     placing = Placing(executor, history, waterfill, history.apply, float, bool, pace=Pace(SpeedModel(sharing)))
 

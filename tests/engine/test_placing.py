@@ -76,7 +76,7 @@ class Engine:
         (one,) = wanted
         self.requests.append(one.count)
 
-    def describe(self, configs, train):
+    def describe(self, configs, train, trials=()):
         self.described += len(configs)
         return [self.descriptions.get(config["x"], self.description) for config in configs]
 

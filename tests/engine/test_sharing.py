@@ -228,6 +228,22 @@ def test_what_was_measured_is_logged_and_serves_the_next_study(monkeypatch):
     assert [line["size"] for line in lines if line["kind"] == "sharing"] == [512]
 
 
+@pytest.mark.parametrize("sharing", ["auto", "fused", "solo"])
+def test_no_trial_is_made_twice(sharing):
+    class Counted(Exact):
+        made = 0
+
+        def model(self, config):
+            Counted.made += 1
+            return super().model(config)
+
+    settings = {"trials": 20, "algorithm": ps.Random(budget=2)}
+    result = study(Counted(), **settings).run(progress=False, sharing=sharing)
+    # Besides each trial once: the dry batch, and another of its kind that shows what is drawn at random.
+    assert Counted.made == 20 + 2
+    alike(curves(result), curves(study(name="alone", **settings).run(progress=False, sharing="solo")))
+
+
 def test_where_fusing_is_slower_trials_train_solo(monkeypatch):
     took = measuring.Measuring.took
     monkeypatch.setattr(

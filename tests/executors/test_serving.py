@@ -22,7 +22,7 @@ class Failing:
     def __init__(self, error):
         self.error = error
 
-    def describe(self, config, *, train):
+    def describe_all(self, configs, *, train, trials):
         raise self.error
 
 
@@ -35,6 +35,6 @@ class Failing:
     ],
 )
 def test_an_error_of_any_class_reaches_the_driver(error, kind, told):
-    sent = pickle.loads(pickle.dumps(_described(Failing(error), [{}], True)))
+    sent = pickle.loads(pickle.dumps(_described(Failing(error), [{}], True, [])))
     assert (type(sent), str(sent)) == (kind, told)
-    assert "in describe" in sent.__notes__[0]
+    assert "in describe_all" in sent.__notes__[0]

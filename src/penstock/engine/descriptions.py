@@ -18,7 +18,9 @@ NOTHING = Description()
 class Descriptions:
     """The descriptions of a study's trials, each asked for once; ``warns`` says that trials are meant to be fused."""
 
-    def __init__(self, describe: Callable[[Sequence[Config]], list[Description]], *, warns: bool) -> None:
+    def __init__(
+        self, describe: Callable[[Sequence[Config], Sequence[int]], list[Description]], *, warns: bool
+    ) -> None:
         self._describe, self._warns = describe, warns
         self._known: dict[int, tuple[Config, Description]] = {}
         self._said: set[str] = set()
@@ -33,7 +35,8 @@ class Descriptions:
         new = [r for r in records if r.number not in self._known or self._known[r.number][0] != r.config]
         if not new:
             return []
-        for record, description in zip(new, self._describe([r.config for r in new]), strict=True):
+        made = self._describe([record.config for record in new], [record.number for record in new])
+        for record, description in zip(new, made, strict=True):
             self._known[record.number] = (record.config, description)
             if description.signature is None:
                 self.say(description.reason)

@@ -15,7 +15,7 @@ from penstock.bundle import Failed, Finished, Measured, Parted, Saved, Stopped
 from penstock.engine.clocking import Pace
 from penstock.engine.collecting import Collecting
 from penstock.engine.decisions import Decider, told
-from penstock.engine.limits import Deadline, Limit, soonest
+from penstock.engine.limits import Deadline, Limit, Target, soonest
 from penstock.engine.placing import Placing
 from penstock.errors import PenstockError, StudyError, TaskError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
@@ -73,6 +73,7 @@ class Engine:
             pace=pace,
             spreads=spreads,
             growing=growing,
+            goal="target" if any(isinstance(limit, Target) for limit in limits) else "end",
             shards=shards,
             later=decider.later,
         )

@@ -23,7 +23,7 @@ from penstock.executors.base import Executor
 from penstock.log import events
 from penstock.log.events import Event
 from penstock.log.history import History, TrialRecord
-from penstock.scheduling.base import Assignment, Holding, Scheduler, View
+from penstock.scheduling.base import Assignment, Goal, Holding, Scheduler, View
 from penstock.scheduling.grouping import by_position
 from penstock.scheduling.growing import Growing
 from penstock.scheduling.nodes import together
@@ -52,15 +52,17 @@ class Placing:
         pace: Pace | None = None,
         spreads: bool = False,
         growing: Growing | None = None,
+        goal: Goal = "end",
         shards: int = 1,
         later: Callable[[str], tuple[Later, ...]] = nothing_later,
     ) -> None:
         self.executor, self.history, self.schedule = executor, history, schedule
         self.log, self.clock, self.intact = log, clock, intact
-        self.pace = pace or Pace()
+        self.pace, self.goal = pace or Pace(), goal
         self.suspects = Suspects()
         self.descriptions = Descriptions(
-            lambda configs: executor.describe(configs, train=False), warns=self.pace.model.sharing != "never"
+            lambda configs, trials: executor.describe(configs, train=False, trials=trials),
+            warns=self.pace.model.sharing != "never",
         )
         self.shards = Shards(shards) if shards > 1 else None
         self.queue = Queue(history, self.descriptions, self.pace, self.suspects, later, shards if shards > 1 else 0)
@@ -252,8 +254,15 @@ class Placing:
     def view(self) -> View:
         """What a scheduler is shown."""
         bundling = self.bundling
-        unlike = "processes" in self.executor.modes
-        return View(bundling.devices, _Holdings(self), bundling.room, bundling.kinds, unlike, self.elastic.apart)
+        return View(
+            bundling.devices,
+            _Holdings(self),
+            bundling.room,
+            bundling.kinds,
+            unlike="processes" in self.executor.modes,
+            apart=self.elastic.apart,
+            goal=self.goal,
+        )
 
 
 class _Holdings(Mapping[int, Holding]):

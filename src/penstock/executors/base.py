@@ -71,8 +71,11 @@ class Executor(ABC):
         """Make ``wait`` return at the next boundary; may be called from a signal handler."""
 
     @abstractmethod
-    def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
+    def describe(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
         """What trials of these configs are like, found out in a worker.
+
+        ``trials`` are their numbers, where they are known: a worker may then keep what it makes of a trial until the
+        trial is placed there.
 
         With ``train``, each by one dry batch: a task that cannot train raises ``TaskError``. Without, nothing is
         raised: a config whose trial cannot be made has no signature, and says why when it trains.

@@ -46,8 +46,8 @@ class LocalExecutor(Executor):
     def wake(self) -> None:
         self._woken = True
 
-    def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
-        return [self._worker.describe(config, train=train) for config in configs]
+    def describe(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
+        return self._worker.describe_all(configs, train=train, trials=trials)
 
     def now(self) -> float:
         return time.monotonic() - self._began

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.training.worker import Worker
 
-Order = tuple[str, Any]  # ("place", bundle), ("describe", (configs, train)) or ("end", None)
+Order = tuple[str, Any]  # ("place", bundle), ("describe", (configs, train, trials)) or ("end", None)
 
 
 def serve(worker: Worker, orders: queue.SimpleQueue[Order], tell: Callable[[str, Any], None]) -> None:
@@ -30,9 +30,9 @@ def serve(worker: Worker, orders: queue.SimpleQueue[Order], tell: Callable[[str,
             tell("event", event)
 
 
-def _described(worker: Worker, configs: list[Any], train: bool) -> object:
+def _described(worker: Worker, configs: list[Any], train: bool, trials: list[int]) -> object:
     try:
-        return [worker.describe(config, train=train) for config in configs]
+        return worker.describe_all(configs, train=train, trials=trials)
     except Exception as error:
         return _as_sent(error)
 

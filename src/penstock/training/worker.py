@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -65,6 +65,7 @@ class Worker:
         self._events: Events | None = None
         self._checked = False  # whether a function's state was seen to be loadable; a dry batch shows that of a task
         self._warm: dict[str, tuple[Training, State | None]] = {}  # by state: the trial, and its random states
+        self._new: dict[int, tuple[Training, State]] = {}  # by trial: as it was made, and its random states
         self._data: DataCache | None = None
         self._reads: list[Reads] = []  # the values that loss and metrics were seen to read from configs
         self._recipes: dict[str, Recipe] = {}  # by signature
@@ -118,7 +119,7 @@ class Worker:
             self._events.close()
             self._run = self._events = None
         self._data = None
-        for kept in (self._warm, self._reads, self._recipes):
+        for kept in (self._warm, self._new, self._reads, self._recipes):
             kept.clear()
 
     def begin(self, placement: Placement) -> Trainable:
@@ -141,7 +142,12 @@ class Worker:
             training, random = warm
             training.take_up(random)
             return training
-        training = self._made(Training, placement.trial, placement.config)
+        new = self._new.pop(placement.trial, None)
+        if new is not None and new[0].config == placement.config:
+            training, random = new
+            training.take_up(random)
+        else:
+            training = self._made(Training, placement.trial, placement.config)
         if placement.state is None:
             self._expect(training)
         self._restore(training, placement)
@@ -263,13 +269,18 @@ class Worker:
 
             torch.cuda.synchronize(self.device)
 
-    def describe(self, config: Config, *, train: bool) -> Description:
+    def describe_all(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
+        """Describe several configs' trials, whose numbers are ``trials`` where they are known."""
+        numbers: Sequence[int | None] = trials or [None] * len(configs)
+        return [self.describe(config, train=train, trial=n) for config, n in zip(configs, numbers, strict=True)]
+
+    def describe(self, config: Config, *, train: bool, trial: int | None = None) -> Description:
         """Describe a config's trial, with one dry batch if ``train``; the global random states stay."""
         if isinstance(self.job.task, FunctionTask):
             return Description(reason="a function has a loop of its own")
         from penstock.training.check import describe, describe_whole
         from penstock.training.loop import Training
-        from penstock.training.random.generators import own_randomness
+        from penstock.training.random.generators import own_randomness, random_state
 
         with own_randomness():
             if shards(self.job.task) > 1:
@@ -277,6 +288,18 @@ class Worker:
             if train:
                 return describe(self._made(Training, 0, config), self._reads, train=True)
             try:
-                return describe(self._made(Training, 0, config), self._reads, train=False)
+                training, known = self._made(Training, trial or 0, config), len(self._reads)
+                random = random_state(with_torch=True)
+                description = describe(training, self._reads, train=False)
             except Exception:
                 return Description()  # the error is told when the trial trains
+        if trial is not None and len(self._reads) == known:  # it has computed nothing: it is as it was made
+            self._keep_new(trial, training, random, description.bytes or 0)
+        return description
+
+    def _keep_new(self, trial: int, training: Training, random: State, bytes: int) -> None:
+        """A small trial that was made to be described stays in memory until it is placed here: it is not made twice."""
+        if bytes <= WARM_BYTES // WARM:
+            self._new[trial] = training, random
+            while len(self._new) > WARM:
+                self._new.pop(next(iter(self._new)))

@@ -133,9 +133,9 @@ class ProcessExecutor(Executor):
     def wake(self) -> None:
         os.write(self._wake, b"!")
 
-    def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
+    def describe(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
         worker = next(iter(self._workers.values()))
-        worker.send(("describe", (list(configs), train)))
+        worker.send(("describe", (list(configs), train, list(trials))))
         while True:
             try:
                 kind, value = worker.connection.recv()

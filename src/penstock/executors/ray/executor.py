@@ -138,7 +138,7 @@ class RayExecutor(Executor):
     def wake(self) -> None:
         self._woken = True
 
-    def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
+    def describe(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
         died = ""
         while True:
             there = [slot for slot in self._slots if slot.phase == "ready"]
@@ -149,7 +149,7 @@ class RayExecutor(Executor):
                 self._requesting.at_least_one()
                 self._start()
                 continue
-            asked = slot.actor.describe.remote(list(configs), train)
+            asked = slot.actor.describe.remote(list(configs), train, list(trials))
             while not self._ray.wait([asked], timeout=SLICE)[0]:
                 self._listen(0.0)
                 self._look()

@@ -181,8 +181,8 @@ class RayWorker:
         self.place(number, bundle, states)
         return self.events(timeout)
 
-    def describe(self, configs: list[Any], train: bool) -> Any:
-        self._orders.put(("describe", (configs, train)))
+    def describe(self, configs: list[Any], train: bool, trials: list[int]) -> Any:
+        self._orders.put(("describe", (configs, train, trials)))
         return self._described.get()
 
     def events(self, timeout: float) -> list[Told]:

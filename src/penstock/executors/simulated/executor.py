@@ -75,10 +75,10 @@ class SimulatedExecutor(Executor):
             for member in run.members.values():
                 member.source.close()
 
-    def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
+    def describe(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
         if isinstance(self._job.task, TabulatedTask):
             return [self._look_up(self._job.task, config, train) for config in configs]
-        made = [self._base().describe(config, train=train) for config in configs]
+        made = self._base().describe_all(configs, train=train)
         self._signatures.update({repr(config): one.signature or "" for config, one in zip(configs, made, strict=True)})
         return made
 
