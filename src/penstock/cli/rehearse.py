@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.bundle import Device
     from penstock.study import Study
 
-NOBODY = "no device is shared and no trial has several"
+APART = "no device is shared and no trial has several"
 
 
 def rehearsal(study: Study, devices: int) -> tuple[Simulated, str]:
@@ -25,7 +25,7 @@ def rehearsal(study: Study, devices: int) -> tuple[Simulated, str]:
         said = "Simulated: trials share and spread as their tables' own curves say, where they have one."
         return Simulated(devices), said
     if isinstance(study.task, FunctionTask):
-        return Simulated(devices), f"Simulated: of a function nothing is measured, so {NOBODY}."
+        return Simulated(devices), f"Simulated: of a function nothing is measured, so {APART}."
     from penstock.executors.local import find_devices
 
     here, path = find_devices()[0], study.dir / "profiles.jsonl"
@@ -45,7 +45,7 @@ def rehearsal(study: Study, devices: int) -> tuple[Simulated, str]:
 def _said(here: Device, path: Path, curves: list[Curve]) -> str:
     if not curves:
         return (
-            f"Simulated: {path} has nothing that was measured of this task on this machine's {here.type}, so {NOBODY}. "
+            f"Simulated: {path} has nothing that was measured of this task on this machine's {here.type}, so {APART}. "
             "To measure it, run the study here first, without --on simulated."
         )
     models = f"{len(curves)} kinds of trial" if len(curves) > 1 else "1 kind of trial"
