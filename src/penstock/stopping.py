@@ -25,7 +25,7 @@ def stoppable(interrupt: Callable[[], None]) -> Iterator[None]:
         for one, old in before.items():
             signal.signal(one, signal.default_int_handler if one == signal.SIGINT else old)
         interrupt()
-        with suppress(OSError):  # nobody looks any more
+        with suppress(OSError):  # the terminal may be gone
             print("Stopping at the next step, saving… (again to stop at once)", file=sys.stderr)
 
     before = {one: signal.signal(one, handle) for one in (signal.SIGINT, signal.SIGTERM)}
@@ -46,5 +46,5 @@ def say_how_to_resume(dir: Path, settings: RunSettings) -> None:
             words += ["--on", "simulated", "--devices", str(len(value.cluster()))]
         else:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    with suppress(OSError):  # nobody looks any more
+    with suppress(OSError):  # the terminal may be gone
         print(f"Interrupted; go on with: {shlex.join(words)}", file=sys.stderr)

@@ -110,7 +110,7 @@ class Study:
         self.states = None if states is None else str(States.of(states))
         self.deadline, self.target = seconds(deadline), target
         main = getattr(sys.modules.get("__main__"), "__file__", None)
-        self.file = None if main is None else str(Path(main).absolute())  # what `penstock resume` loads again
+        self.file = None if main is None else str(Path(main).absolute())  # `penstock resume` loads it again
         self.trials = self._total(trials)
         self._ran: Path | None = None
         self._given: dict[str, Any] = {
@@ -179,13 +179,13 @@ class Study:
             sharing: how trials share devices: "solo", one trial a device; "fused", as one model, in bundles as large as
                 can be; "distributed", never several on a device, and one on several where that pays; or "auto", which
                 measures what pays.
-            scheduler: who gets how much of the devices: "waterfill", "dynamic_fluid", "static_fluid", or "fifo", one
-                trial a device.
+            scheduler: how devices are divided among trials: "waterfill", "dynamic_fluid", "static_fluid", or "fifo",
+                one trial a device.
             workers: how many devices at most, each with a worker of its own: on this machine 1, which trains in this
                 process, unless given; on a cluster all of them.
             weight: the study's part of a Ray cluster beside those of other studies.
-            growing: who has real devices first that are idle while nobody waits, as far as several pay: "best", the
-                best trial, or "evenly", the one that has fewest.
+            growing: which trial is given idle devices first, while no trial waits and as far as several pay: "best",
+                the best one, or "evenly", the one that has fewest.
             mixed_types: whether one trial's devices may be of several types; the slowest of them sets its pace.
             allow_changes: go on although the task, the space or the algorithm changed since the log was written.
             progress: show it; None where a person is looking.
@@ -242,7 +242,7 @@ class Study:
         return result
 
     def timeline(self) -> list[Row]:
-        """Who had how much of which device from when to when: rows of device, trial, start, end, share and mode."""
+        """Which trial had how much of which device, as rows of device, trial, start, end, share and mode."""
         dir = self._ran if self.name is None else self.dir / self.name
         if dir is None or not (dir / "log.jsonl").is_file():
             raise StudyError("There is no timeline before the study has run: run it first.")
@@ -264,7 +264,7 @@ class Study:
         return self.states is not None and bool(States.of_study(self.dir / name, self.states).names())
 
     def _states(self, log: Log, history: History, allow_changes: bool) -> States:
-        """Where the states are, known to be usable before anything trains; the study's own folder is."""
+        """The place of the states, tried before anything trains; the study's own folder needs no trial."""
         states = States.of_study(log.dir, self.states)
         if self.states is not None:
             states.probe()

@@ -46,7 +46,7 @@ def _import(file: Path) -> ModuleType:
 
 
 def _last_frame(error: BaseException, file: Path) -> str:
-    """Where the file failed, and where that ended if it was in another file."""
+    """The file's own line that failed, and the last line if that is in another file."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) == file][-1:]
     shown = own if own and own[0] is frames[-1] else [*own, *frames[-1:]]

@@ -34,7 +34,7 @@ TOO_GOOD = 1.2  # times its number of devices, beyond which a speedup is no cach
 
 
 def count_workers(study: Study, on: str, workers: int | None) -> int | None:
-    """How many workers are to be started, None for all of a cluster; refuses what cannot be profiled at all."""
+    """How many workers are to be started, None for all of a cluster; a StudyError where nothing can be profiled."""
     name = task_name(study.task)
     if isinstance(study.task, FunctionTask):
         raise StudyError(f"{name} is a function, which has a loop of its own: only a Task trains on several devices.")
@@ -62,9 +62,9 @@ def count_workers(study: Study, on: str, workers: int | None) -> int | None:
 
 
 def profile(study: Study, on: str, workers: int | None) -> Scaling:
-    """Train the study's first trial a few steps on 1, 2, 4, … devices, and keep what that took as a study would.
+    """Train the study's first trial a few steps on 1, 2, 4, … devices, and keep the times as a study would.
 
-    Its states are thrown away, and the study's own log and folder are not touched.
+    The trial's states are thrown away, and the study's own log and folder are not touched.
     """
     config = first_config(study)
     with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as scratch:
@@ -77,7 +77,7 @@ def profile(study: Study, on: str, workers: int | None) -> Scaling:
 
 
 def first_config(study: Study) -> Config:
-    """That of trial 0, as the study draws it."""
+    """The config of trial 0, as the study draws it."""
     asked = Decider(study.algorithm, study._search(study.trials)).opened(study.trials)
     return next(event.config for event in asked if isinstance(event, Asked) and event.trial == 0)
 
@@ -99,7 +99,7 @@ def _profile(study: Study, executor: Executor, config: Config) -> Scaling:
     except Exception as error:
         trace = "".join(traceback.format_exception(error)).strip()
         raise TaskError(f"The task failed in a dry batch with {config}:\n{trace}") from None
-    if description.signature is None:  # a study does not try it either
+    if description.signature is None:  # a study does not spread such a trial either
         return Scaling(name, config, type, {}, 1, f"{NEVER}: {description.reason}", None)
     if description.batch_size < len(devices):
         said.append(f"a batch has {description.batch_size} samples, so it has no more devices")
@@ -123,7 +123,7 @@ def _profile(study: Study, executor: Executor, config: Config) -> Scaling:
 
 
 def _alike(devices: Sequence[Device]) -> tuple[list[Device], list[str]]:
-    """The devices of the type that most are of, and what is to be said of the others."""
+    """The devices of the commonest type, and a remark where there are others."""
     types = Counter(device.type for device in devices)
     if len(types) < 2:
         return list(devices), []
@@ -133,7 +133,7 @@ def _alike(devices: Sequence[Device]) -> tuple[list[Device], list[str]]:
 
 
 def _doubts(seconds: Mapping[int, float]) -> list[str]:
-    """Where what was timed cannot be, for a person.
+    """Remarks on times that cannot be true.
 
     >>> _doubts({1: 0.02, 2: 0.006}), _doubts({1: 0.02, 2: 0.011})
     (['2 devices cannot be 3.3 times as fast as 1, so something else ran: profile again'], [])

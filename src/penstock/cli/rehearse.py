@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.bundle import Device
     from penstock.study import Study
 
-NOBODY = "no device is shared and no trial has several"
+APART = "no device is shared and no trial has several"
 
 
 def rehearsal(study: Study, devices: int) -> tuple[Simulated, str]:
@@ -32,7 +32,7 @@ def rehearsal(study: Study, devices: int) -> tuple[Simulated, str]:
         said = "Simulated: trials share and spread as their tables' own curves say, where they have one."
         return Simulated(devices), said
     if isinstance(study.task, FunctionTask):
-        return Simulated(devices), f"Simulated: of a function nothing is measured, so {NOBODY}."
+        return Simulated(devices), f"Simulated: of a function nothing is measured, so {APART}."
     here, path = one_of(devices), study.dir / "profiles.jsonl"
     found = Profiles.open(path).of(fingerprint(study.task), device_kind(here))
     signatures = sorted({one.signature for one in found if one.kind in ("sharing", "scaling")})
@@ -77,7 +77,7 @@ def _mean(found: list[Profile], kind: str, count: int) -> float:
 def _said(here: Device, path: Path, curves: list[Curve]) -> str:
     if not curves:
         return (
-            f"Simulated: {path} has nothing that was measured of this task on this machine's {here.type}, so {NOBODY}. "
+            f"Simulated: {path} has nothing that was measured of this task on this machine's {here.type}, so {APART}. "
             "To measure it, run the study here first, without --on simulated."
         )
     models = f"{len(curves)} kinds of trial" if len(curves) > 1 else "1 kind of trial"

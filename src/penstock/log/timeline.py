@@ -1,4 +1,4 @@
-"""Who had how much of which device from when to when, read from the log alone, and how busy that kept the devices."""
+"""Which trial had how much of which device and when, read from the log alone, and how busy the devices were."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from penstock.report.format import clock
 
 BARS = 16_000  # stays that have a bar each: more would make the file large, and be too narrow to see
 HALF = 0.5  # pixels: a bar narrower than this is not seen by itself
-MANY = 'class="many"'  # the mark of what is drawn together
+MANY = 'class="many"'  # the mark of short stays that are drawn together
 CHAR = 6.7  # pixels, about what a character takes
 
 
@@ -73,8 +73,8 @@ def bars(
 def stack(rows: Iterable[Row], slack: float = 0.0) -> list[tuple[Row, float, float]]:
     """The rows of one device, each with where it lies in the lane, from 0 to 1: as low as there is room for its share.
 
-    Shares that add up to more than 1, as in a fused bundle that others entered, shrink until they fit, and with them
-    all that hang together with them in time. Rows that overlap by no more than ``slack`` seconds do not.
+    Shares that add up to more than 1, as in a fused bundle that other trials entered, shrink until they fit, together
+    with all rows that overlap them in time. Rows that overlap by no more than ``slack`` seconds do not shrink.
 
     >>> rows = [Row("gpu 0", 0, 0.0, 2.0, 0.5, "fused"), Row("gpu 0", 1, 0.0, 2.0, 0.5, "fused")]
     >>> [(low, high) for _, low, high in stack(rows)]
@@ -104,7 +104,7 @@ def colour(trial: int) -> tuple[str, bool]:
     >>> colour(7) == colour(7) != colour(8)
     True
     """
-    hue = trial * 137.508 % 360 / 360  # the golden angle: those that follow one another are spread out
+    hue = trial * 137.508 % 360 / 360  # the golden angle spreads the colours of trials that follow one another
     rgb: tuple[float, ...] = colorsys.hls_to_rgb(hue, (0.60, 0.46, 0.70)[trial % 3], (0.62, 0.55, 0.70)[trial // 3 % 3])
     bright = _brightness(rgb)
     white = max(0.0, 0.36 - bright) / (1 - bright)  # a deep blue would be lost on a dark background

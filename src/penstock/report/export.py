@@ -50,7 +50,7 @@ def _write(path: Path, rows: list[dict[str, Any]], first: Iterable[str], last: I
 def write_tensorboard(study_dir: Path, out: Path) -> list[Path]:
     """One run a trial: a scalar per metric and unit, and the config as hparams; gives the runs' folders.
 
-    Look at them with ``tensorboard --logdir out``. What an earlier export wrote into the same folder is replaced.
+    Look at them with ``tensorboard --logdir out``. An earlier export in the same folder is replaced.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter

@@ -55,7 +55,7 @@ def page(name: str, facts: Mapping[str, str], svg: str, best: Sequence[Mapping[s
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What no row has a value for is no column."""
+    """The best trials as a table; a name without a value in any row is no column."""
     names = dict.fromkeys(name for row in rows for name, one in row.items() if one is not None)
     number = {name: all(isinstance(row.get(name), int | float | None) for row in rows) for name in names}
     side = {name: ' class="number"' if number[name] else "" for name in names}

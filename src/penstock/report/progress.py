@@ -107,7 +107,7 @@ class Progress:
         elif history is not None:
             self._line(history)
 
-    # What both show
+    # For the block and for lines alike
 
     def _done(self, history: History, counts: _Counts) -> tuple[int, int]:
         """How far, of how much: units where the stages are known, else trials that have reported at least once."""
@@ -197,7 +197,7 @@ class Progress:
 
 
 class _Counts(NamedTuple):
-    """What one pass over the trials counts."""
+    """Counts of one pass over the trials."""
 
     begun: int  # trials that have reported at least once, or failed
     trained: int  # units

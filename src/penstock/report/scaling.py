@@ -15,10 +15,10 @@ from penstock.trial import Config
 
 @dataclass(frozen=True)
 class Scaling:
-    """What was found out. ``seconds`` of a step by the number of devices is empty where a trial cannot be spread.
+    """What several devices give one trial. ``seconds`` are those of a step by the number of devices, if any was timed.
 
-    ``pays`` is the most devices that a trial is given, and ``reason`` says why. ``kept`` is the file that has it for
-    the next study, or None.
+    ``pays`` is the most devices that a trial is given, and ``reason`` says why. ``kept`` is the file that keeps the
+    times for the next study, or None.
     """
 
     task: str
@@ -47,7 +47,7 @@ def scaling_facts(found: Scaling) -> dict[str, Any]:
 
 
 def what(facts: dict[str, Any]) -> str:
-    """Which trial it was, on one line."""
+    """The trial that was measured, on one line."""
     return f"{facts['task']}, trial 0 on {facts['type']}: {short(facts['config'])}"
 
 

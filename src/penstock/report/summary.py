@@ -1,4 +1,4 @@
-"""What a study's folder says, as plain values: the rows of every table, and the objects of ``--json``."""
+"""The facts in a study's folder, as plain values: the rows of every table, and the objects of ``--json``."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def study_facts(study: Path, history: History) -> dict[str, Any]:
 
 
 def device_facts(study: Path) -> dict[str, Any]:
-    """How many devices a study had, and which part of their time somebody trained on them."""
+    """How many devices a study had, and the part of their time in which trials trained on them."""
     events = list(read(study / "log.jsonl"))
     used = utilisation(timeline(events), events)
     return {"devices": len(used.per_device), "utilisation": used.fraction}
@@ -113,14 +113,14 @@ def trial_facts(trial: TrialRecord, curve: bool = False) -> dict[str, Any]:
 
 
 def ending(facts: dict[str, Any]) -> str:
-    """Why a study ended, or who runs it."""
+    """Why a study ended, or which process runs it."""
     if facts["ended"] is not None:
         return str(facts["ended"])
     return "broken off" if facts["running"] is None else f"running (process {facts['running']})"
 
 
 def to_json(value: Any) -> str:
-    """JSON that every reader takes: what is not finite is null.
+    """JSON that every reader takes: a number that is not finite is null.
 
     >>> to_json({"loss": float("nan"), "lr": 0.1})
     '{"loss": null, "lr": 0.1}'
@@ -149,7 +149,7 @@ def _driver(study: Path) -> int | None:
 
 
 def _state_bytes(study: Path, history: History) -> int:
-    """What the states take; by the log where they are elsewhere, so that looking at a study asks no network."""
+    """The bytes of the states; by the log where they are elsewhere, so that looking at a study asks no network."""
     states = States.of_study(study, history.settings.get("states"))
     if isinstance(states, Store):
         kept = {state for trial in history.trials for state in needed(trial, history)}

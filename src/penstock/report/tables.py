@@ -21,8 +21,8 @@ from penstock.report.summary import ending
 from penstock.trial import Config
 
 BARS = "▁▂▃▄▅▆▇█"
-PLAIN_WIDTH = 120  # of what goes to a file or a pipe
-MEASURED = 10  # rows of what was measured
+PLAIN_WIDTH = 120  # characters of a line that goes to a file or a pipe
+MEASURED = 10  # rows of the table of measurements
 
 
 def console() -> Console:

@@ -1,4 +1,4 @@
-"""The picture of a timeline: devices down, time across, above them how many are busy, below them what it comes to."""
+"""The picture of a timeline: devices down and time across, a chart of busy devices above, and a caption below."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def end(events: Iterable[Event]) -> float:
 
 
 def figures(rows: Sequence[Row], devices: Mapping[str, Sequence[Span]], until: float) -> dict[str, str]:
-    """What a caption says of a timeline.
+    """The figures of a timeline's caption.
 
     >>> figures([Row("gpu 0", 0, 0.0, 3.0, 1.0, "solo")], {"gpu 0": [(0.0, 4.0)]}, 4.0)
     {'devices': '1', 'trials': '1', 'time': '4.0 s', 'utilisation': '75%'}
@@ -55,11 +55,11 @@ def figures(rows: Sequence[Row], devices: Mapping[str, Sequence[Span]], until: f
 
 
 def draw(rows: Sequence[Row], *, devices: Mapping[str, Sequence[Span]], until: float) -> str:
-    """A self-contained SVG of who was on which device when, for light and dark backgrounds alike.
+    """A self-contained SVG of which trial was on which device when, for light and dark backgrounds alike.
 
-    Trials that share a device divide its lane by their shares (Fluid, figure 5); hatched is what nobody had of a device
-    that was there (Fluid, figure 2). ``devices`` says when each was there. Of many devices the first ``LANES`` are
-    shown, and the picture says how many more there are; the chart and the caption are of all.
+    Trials that share a device divide its lane by their shares (Fluid, figure 5). The time that no trial had of a device
+    is hatched (Fluid, figure 2). ``devices`` says when each was there. Of many devices the first ``LANES`` are shown,
+    and the picture says how many more there are; the chart and the caption are of all.
 
     >>> draw([], devices={}, until=0.0).startswith("<svg")
     True
@@ -141,7 +141,7 @@ def _lanes(shown: Sequence[str], nodes: bool, top: float, least: float) -> tuple
 
 
 def _names(lanes: Sequence[Lane], labels: Sequence[str], nodes: bool, right: float) -> Iterator[str]:
-    """What stands beside the lanes, and above those of a node its name."""
+    """The names of devices beside their lanes, and of each node above its lanes."""
     before = None
     for lane, label in zip(lanes, labels, strict=True):
         if nodes and (node := _node(lane.device)) != before:

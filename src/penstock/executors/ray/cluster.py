@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 from penstock.errors import StudyError
 
 ANSWER = 8.0  # seconds that a cluster has to answer
-GLANCE = 1.0  # seconds that its head has, of which it was known to be there
+GLANCE = 1.0  # seconds that a head has which has answered before
 HEADLESS = 30.0  # seconds without the head that a study bears, half of what Ray waits before it ends the program
 NAMESPACE = "penstock"
 MARKET = "ray.io/market-type"  # the label of nodes that are "spot" or "on-demand"
@@ -55,7 +55,7 @@ class Connection:
 
     @property
     def stays(self) -> bool:
-        """Whether it was there before, and will be after: a task's or an actor's process may go at any time."""
+        """Whether the connection was there before the study and outlives it; that of a Ray task or actor may not."""
         ray = require()
         return not Connection.ours and bool(ray.get_runtime_context().worker.mode == ray.SCRIPT_MODE)
 
@@ -129,7 +129,7 @@ def _connect(address: str | None, on: str, folder: Path | None) -> Connection:
 
 
 def _as_joined(address: str) -> str | None:
-    """What Ray makes of an address: of "localhost", this machine's own."""
+    """An address as Ray writes it: for "localhost", this machine's own."""
     from ray._private.services import canonicalize_bootstrap_address
 
     return canonicalize_bootstrap_address(address)
@@ -168,7 +168,7 @@ def parse(on: str) -> str | None:
 
 
 def settings(on: str) -> tuple[str, dict[str, Any]]:
-    """An address without the settings behind it, and these: what market nodes are of, and when idle ones go.
+    """An address without the settings behind it, and these settings: the market of nodes, and when idle ones go.
 
     >>> settings("ray://10.0.0.1:6379?market=spot&idle=30"), settings("ray")
     (('ray://10.0.0.1:6379', {'market': 'spot', 'idle': 30.0}), ('ray', {}))
@@ -302,7 +302,7 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a cluster has for workers: all its accelerators, or the cores of all its nodes where it has none."""
+    """The devices of a cluster: all its accelerators, or the cores of all its nodes where it has none."""
 
     resource: str  # "GPU" or "CPU"
     nodes: dict[str, int]  # how many devices each node has, by its id
@@ -370,9 +370,9 @@ def living() -> dict[str, bool]:
 
 
 def on_head() -> Any:
-    """Where to put what is no worker: on any other node, it would keep an autoscaler from releasing that.
+    """The head as the place of actors that are no workers: they would keep an autoscaler from releasing any other node.
 
-    Not by soft affinity: what needs no resources is put anywhere then.
+    The affinity is not soft: with a soft one Ray puts an actor that needs no resources anywhere.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

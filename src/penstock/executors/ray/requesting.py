@@ -45,7 +45,7 @@ class Requesting:
         self._nodes: list[NodeFacts] = []
         self._resource: str | None = None
         self._growth: Growth | None = None
-        self._asked: Any = None  # the head, what the autoscaler could make
+        self._asked: Any = None  # the question to the head, which nodes its autoscaler can make
         self._accelerators: dict[str, str] = {}  # the label of each device type that was seen
         self._waits: list[float] = []
 
@@ -56,7 +56,7 @@ class Requesting:
 
     @property
     def provisioning(self) -> float | None:
-        """Seconds from asking for a worker that had no node until it was ready: the median of those seen."""
+        """Seconds from asking for a worker that had no node until it was ready: the median of all such workers."""
         return median(self._waits) if self._waits else None
 
     @property
@@ -65,7 +65,7 @@ class Requesting:
         return self._growth is not None
 
     def begin(self) -> Offer:
-        """What a study begins with; a StudyError where that is too little and too little can come."""
+        """The devices that a study begins with; a StudyError where they are too few and too few can come."""
         needed = self._workers or self._least
         found = self.find()
         if found.devices < needed:
@@ -75,7 +75,7 @@ class Requesting:
             found = self.find()
             if found.devices + found.room < needed:
                 raise StudyError(_too_few(needed, found, self._market, growth))
-        self._resource = found.resource  # from now on: its devices do not become others under a study
+        self._resource = found.resource  # a study on cores stays there, even if a node with a GPU comes
         return found
 
     def find(self, avoid: Collection[str] = ()) -> Offer:
@@ -161,7 +161,7 @@ class Requesting:
             self._waits.append(time.monotonic() - slot.began)
 
     def _ask(self, timeout: float = 0.0) -> Growth | None:
-        """What the autoscaler can make, asked once; None while that is not known."""
+        """The nodes that the autoscaler can make, asked for once; None while they are not known."""
         if self._asked is None:
             self._growth = reported()
             self._asked = () if self._growth is not None else question()
@@ -197,7 +197,8 @@ def _fits(slot: Slot, one: Request) -> bool:
 def order(slots: Sequence[Slot], made: Collection[str]) -> list[Slot]:
     """Workers in the order in which to give them up, so that whole nodes that the autoscaler made come free.
 
-    Those that never began come first, then idle ones, on nodes where none trains and few are, then those that train.
+    Workers that never began come first. Idle ones follow, first on nodes where none trains and where few are. Workers
+    that train come last.
     """
     workers = Counter(slot.node for slot in slots)
     busy = Counter(slot.node for slot in slots if slot.running)

@@ -43,10 +43,10 @@ class Slot:
     pid: int = 0
     shared: bool = True
     device: Device | None = None
-    running: list[tuple[int, int]] = field(default_factory=list)  # what it was given and has not given back
-    placed: int = 0  # how often a bundle was
-    without: Collection[str] | None = None  # the nodes that were there when it was asked for and had no place on any
-    start: Callable[[], tuple[Any, Any]] | None = None  # how to, once it has a place: gives the actor, and the call
+    running: list[tuple[int, int]] = field(default_factory=list)  # the trials that it was given and that have not left
+    placed: int = 0  # bundles that it was given so far
+    without: Collection[str] | None = None  # the nodes there were when it was asked for, none of which had a place
+    start: Callable[[], tuple[Any, Any]] | None = None  # starts it once it has a place: gives the actor, and the call
     spare: float = inf  # since when it is idle while there are more workers than are asked for
 
     def begin(self) -> None:
@@ -94,7 +94,7 @@ class Slot:
 
 
 def kin(job: Job, market: str | None) -> Kin:
-    """Which studies may have this one's workers after it."""
+    """The studies that may have this one's workers after it."""
     import ray
 
     task = job.task.function if isinstance(job.task, FunctionTask) else type(job.task)
@@ -102,13 +102,13 @@ def kin(job: Job, market: str | None) -> Kin:
 
 
 def rested(kin: Kin) -> list[Kept]:
-    """The workers that rest for such a study; those that rest for others of this program go."""
+    """The workers that rest for such a study; workers that rest for other studies of this program go."""
     _held.clear()
     found = _resting.pop(kin, [])
     for other in [one for one in _resting if one[0] == kin[0]]:
         for group, actor in _resting.pop(other):
             _remove(group, actor)
-    _resting.clear()  # those of a connection that was closed have gone with it
+    _resting.clear()  # workers of a connection that was closed have gone with it
     return found
 
 
@@ -211,7 +211,7 @@ def fault(hello: Hello) -> str | None:
 
 
 def how(error: Exception) -> str:
-    """What Ray says of a death, in one line."""
+    """The cause of a death as Ray has it, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("The actor is dead because")]
     said = (told or lines or [type(error).__name__])[0].removeprefix("The actor is dead because ")

@@ -23,9 +23,9 @@ NAME = "penstock studies"
 
 
 def shares(devices: int, wanted: Mapping[str, tuple[float, int]]) -> dict[str, int]:
-    """How many devices each study gets, given its weight and the most it can use; what one leaves, others have.
+    """How many devices each study gets, by its weight and the most it can use; others have the ones that it leaves.
 
-    Everybody gets one before anybody gets two; ties go by name.
+    Every study gets one device before any gets two; ties go by name.
 
     >>> shares(4, {"a": (1.0, 64), "b": (1.0, 64)}), shares(4, {"a": (3.0, 64), "b": (1.0, 64)})
     ({'a': 2, 'b': 2}, {'a': 3, 'b': 1})
@@ -37,7 +37,7 @@ def shares(devices: int, wanted: Mapping[str, tuple[float, int]]) -> dict[str, i
         able = [name for name in given if given[name] < wanted[name][1]]
         if not able:
             break
-        # The one that is furthest below its part: who has nothing first, then by devices for each unit of weight.
+        # The study that is furthest below its part: one with no device first, then by devices for a unit of weight.
         poorest = min(able, key=lambda name: (given[name] > 0, (given[name] + 1) / wanted[name][0]))
         given[poorest] += 1
     return given
@@ -56,7 +56,7 @@ class Studies:
 
     def __init__(self) -> None:
         self._drivers: dict[str, _Driver] = {}
-        self._turn: tuple[str, ...] = ()  # who holds a device now, where there are fewer of those than drivers
+        self._turn: tuple[str, ...] = ()  # the drivers that hold a device now, where devices are fewer
         self._turned = self._spoken = time.monotonic()
         threading.Thread(target=self._end, daemon=True).start()
 
@@ -71,7 +71,7 @@ class Studies:
         return shares(devices, {n: (one.weight, one.most) for n, one in self._drivers.items()})[name]
 
     def _whose_turn(self, devices: int, now: float) -> tuple[str, ...]:
-        """Those that had least for their weight; for a while, as moving costs more than a moment."""
+        """The drivers that had least for their weight; they keep the turn for a while, as moving trials takes time."""
         here = [name for name in self._turn if name in self._drivers]
         if len(here) != devices or now - self._turned > TURN:
             ordered = sorted(self._drivers, key=lambda name: (self._drivers[name].used, name))
@@ -81,7 +81,7 @@ class Studies:
         return self._turn
 
     def _least(self) -> float:
-        """Who comes has had as little as the poorest, and not all that was given before it came."""
+        """The least that any driver has had: one that comes begins with as much, not with nothing."""
         return min((one.used for one in self._drivers.values()), default=0.0)
 
     def gone(self, name: str) -> int:
@@ -106,7 +106,7 @@ def _actor() -> Any:
 
 
 class Company:
-    """What is known of other studies on this cluster, asked for in the background."""
+    """The other studies on this cluster, asked for in the background."""
 
     def __init__(self, name: str, weight: float) -> None:
         self._ray, self._name, self._weight = require(), name, weight

@@ -35,7 +35,7 @@ Told = tuple[WorkerEvent, bytes | None]  # an event, and its state's content whe
 
 @dataclass(frozen=True)
 class Hello:
-    """What a worker is, said once it is ready, or what kept it from being so."""
+    """A worker's word once it is ready: its node and device, or in ``broken`` why it could not start."""
 
     node: str
     pid: int
@@ -52,7 +52,7 @@ class Hello:
 
 
 class RayWorker:
-    """The actor. Its methods run in two threads: those that wait for events in one, all others in the other."""
+    """The actor. Its methods run in two threads: methods that wait for events in one, all others in the other."""
 
     def __init__(self) -> None:
         self._made = time.time()
@@ -152,7 +152,7 @@ class RayWorker:
 
         end = time.monotonic() + seconds
         while True:
-            if self._wanted.wait(GLANCE):  # first: the study that ended may still be seen, or the next one already
+            if self._wanted.wait(GLANCE):  # asked first: `others` may still see the study that ended, or see the next
                 return
             if time.monotonic() > end or others():
                 break
@@ -186,7 +186,7 @@ class RayWorker:
         return self._described.get()
 
     def events(self, timeout: float) -> list[Told]:
-        """What has happened, as soon as something has; nothing after the timeout, which says that the worker lives."""
+        """The events since the last call, as soon as there is one; none after the timeout, as a sign of life."""
         try:
             told = [self._events.get(timeout=timeout)]
         except queue.Empty:
@@ -197,7 +197,7 @@ class RayWorker:
 
 
 def _device(accelerated: bool) -> Device:
-    """What trials train on here: a GPU may only be declared, and torch takes seconds to say so."""
+    """The device of this worker; Ray may count a GPU that is not there, and torch takes seconds to find that out."""
     if accelerated and any(map(_loads, ("libcuda.so.1", "libamdhip64.so"))):
         from penstock.executors.local import find_devices
 
