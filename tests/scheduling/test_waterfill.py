@@ -311,6 +311,14 @@ def test_the_bracket_with_most_left_goes_first_and_not_the_longest_grant() -> No
     assert {one.trial for one in made} == {4, 5}, "which 40 units wait for at the end"
 
 
+def test_of_many_devices_too_the_trials_that_most_follows_go_first() -> None:
+    waiting = [*rung(0, "long", 80, 12), *rung(80, "short", 80, 1, Later(20, 8), Later(5, 40))]
+    made = waterfill(empty(cluster(80)), waiting, UNKNOWN)
+    assert {one.trial for one in made} == {*range(80, 160)}
+    made = waterfill(replace(empty(cluster(80)), goal="target"), waiting, UNKNOWN)
+    assert {one.trial for one in made} == {*range(80)}
+
+
 def test_where_a_target_is_to_be_reached_the_longest_grant_goes_first() -> None:
     waiting = [*rung(0, "short", 4, 1, Later(2, 8), Later(1, 40)), *rung(4, "long", 4, 12)]
     view = replace(empty(cluster(2)), goal="target")

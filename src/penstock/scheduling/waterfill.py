@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, View
+from penstock.scheduling.base import FULL, Assignment, Demand, Goal, Holding, Room, View
 from penstock.scheduling.by_type import by_type
 from penstock.scheduling.capacity import Part, Space, divide, everywhere, refuse_impossible
 from penstock.scheduling.grouping import by_signature
@@ -25,15 +25,18 @@ PATIENCE = 256  # askings by which a trial may be overtaken, if not more wait
 @by_type
 @by_signature
 def waterfill(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
-    """Give every trial the least that lets all end by the earliest time possible, and start who starts now.
+    """Give every trial the least that lets all end by the earliest time possible, and start the trials that start now.
 
-    - Few trials on few devices are planned to their end: shares and an order are laid out in time, Fluid's are among
-      those that are tried, and the plan that ends first is begun.
+    - Trials on few devices are planned to their end, and so are the rungs that follow them: shares and an order are
+      laid out in time, fifo's next move and Fluid's are among those that are tried, and what ends first is begun. Where
+      fifo's ends as soon, it is fifo's.
     - Many are given what the level of the water says: the least area by the time at which all areas fit.
     - Of a group that others follow each trial has the share that wastes least: then most are done in a time.
     - Of far more than fit, only the first few times as many as fit are looked at.
-    - No device is free while a trial waits that fits there. Of a group's trials those of a higher priority go
-      first, then the longest, then who asked first. Groups divide the devices by weight.
+    - No device is free while a trial waits that fits there. Of a group's trials those of a higher priority go first.
+      Then come the trials of the group with most time left, its later rungs among it; then the longest; then the first
+      to ask. Where a target is to be reached, the longest come before those of groups with much left. Groups divide the
+      devices by weight.
     - Nobody starves: a trial is overtaken only by those asked for less than so many askings after it as four times
       those that wait and run now, or 256.
     - Where trials can be moved and nobody waits, those that run are given what is free if all end sooner so.
@@ -81,7 +84,7 @@ def _start(view: View, demands: Sequence[Demand], beyond: int, speed: Speed) -> 
     """Start who starts now, part by part; ``beyond`` more wait behind these."""
     parts = divide(view, demands)
     plans = [_start_part(view, part, beyond, speed) for part in parts]
-    spare: dict[str, Room] = {}  # what those leave over who all start
+    spare: dict[str, Room] = {}  # what is left by parts of which all trials start
     for part, (made, space) in zip(parts, plans, strict=True):
         if len(made) == len(part.demands):
             spare |= space.free()
@@ -98,7 +101,9 @@ def _start(view: View, demands: Sequence[Demand], beyond: int, speed: Speed) -> 
         given = {one.trial for one in started}
         waiting = [demand for demand in demands if demand.trial not in given]
         free = {name: left for name, left in space.room.items() if left.share > 1 - FULL}
-        started += _fill_up(Space(view.devices, free, {}, view.unlike), waiting, beyond, len(view.devices), speed)
+        started += _fill_up(
+            Space(view.devices, free, {}, view.unlike), waiting, beyond, len(view.devices), speed, view.goal
+        )
     return started
 
 
@@ -107,14 +112,16 @@ def _start_part(view: View, part: Part, beyond: int, speed: Speed) -> tuple[list
     space = Space(view.devices, part.room, view.kinds, view.unlike)
     opened = any(demand.open for demand in part.demands)
     if beyond or opened or len(part.demands) > FEW or len(view.devices) > SMALL:
-        return _fill_up(space, part.demands, beyond, len(view.devices), speed), space
+        return _fill_up(space, part.demands, beyond, len(view.devices), speed, view.goal), space
     here = _of(view, part)
     made = look_ahead(here, part.demands, speed)
     _carry_out(space, made, part.demands)
     return made, space
 
 
-def _fill_up(space: Space, demands: Sequence[Demand], beyond: int, devices: int, speed: Speed) -> list[Assignment]:
+def _fill_up(
+    space: Space, demands: Sequence[Demand], beyond: int, devices: int, speed: Speed, goal: Goal
+) -> list[Assignment]:
     """Place trials at the level of the water, in order; where that does not fit, what is narrower."""
     trials, known = {}, dict[tuple[int, bool], tuple[Option, ...]]()  # by the curve's id: hashing it is slow
     for demand in demands:
@@ -124,7 +131,13 @@ def _fill_up(space: Space, demands: Sequence[Demand], beyond: int, devices: int,
         trials[demand.trial] = _Trial(demand.units * speed.unit(demand.trial), known[id(curve), alone])
     level = _level(list(trials.values()), space, beyond, devices)
     made = []
-    for demand in sorted(demands, key=lambda d: (-d.priority, -trials[d.trial].runtime, d.asked, d.trial)):
+
+    def order(demand: Demand) -> tuple[float, ...]:
+        runtime = trials[demand.trial].runtime
+        after = sum(rung.units for rung in demand.later) * speed.unit(demand.trial) if goal == "end" else 0.0
+        return -demand.priority, -runtime - after, -runtime, demand.asked, demand.trial
+
+    for demand in sorted(demands, key=order):
         ours = trials[demand.trial].options
         widest = 0 if demand.open else ours.index(_least(trials[demand.trial], level))
         for option in reversed(ours[: widest + 1]):

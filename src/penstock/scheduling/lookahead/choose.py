@@ -25,6 +25,8 @@ SMALL = 64
 """and devices."""
 
 MOVERS = (1, 2, 4, 16)  # how many of the last to end are planned anew together
+NEAR = 40  # trials of rungs to come that are looked at before trials are moved
+PART = 0.2  # of a search, for each of these
 SOONER = 0.01  # by which trials must end sooner on the average for a move that does not make the last one do so
 WORTH = 1e-6  # by which a plan must end sooner than fifo's to be begun: what is as good is not worth overtaking
 
@@ -75,7 +77,7 @@ def rebalance(view: View, speed: Speed, fixed: frozenset[int]) -> list[Assignmen
     if len(view.running) > FEW or len(view.devices) > SMALL:
         return fluids
     opened = any(one.demand.open for one in view.running.values())
-    stay = follow(Scene(view, view.running.values(), (), speed).site, (), Policy())
+    stay = follow(Scene(view, view.running.values(), (), speed, NEAR).site, (), Policy())
     best, least = list[Assignment](), stay
     for moves, plan in _moves(view, speed, fixed, fluids):
         sooner = (opened or plan.makespan <= least.makespan) and plan.ends < least.ends * (1 - SOONER)
@@ -112,7 +114,7 @@ def _moves(
     able.sort(key=lambda trial: -ends[trial])
     for count in sorted({min(count, len(able)) for count in MOVERS} - {0}):
         scene = _without(view, able[:count], speed)
-        plan = Search(scene.site, scene.jobs, 1 / len(MOVERS)).best().plan
+        plan = Search(scene.site, scene.jobs, PART).best().plan
         shares = {scene.jobs[start.job].trial: start.option.share for start in plan.starts if start.job >= 0}
         if all(start.time == 0 for start in plan.starts if start.job >= 0) and (moves := _changes(view, shares)):
             yield moves, plan
@@ -125,7 +127,7 @@ def _without(view: View, movers: Sequence[int], speed: Speed) -> Scene:
         space.give(one.assignment.devices, one.assignment.share, one.demand.bytes)
     stay = {trial: one for trial, one in view.running.items() if trial not in movers}
     here = replace(view, running=stay, room=space.room)
-    scene = Scene(here, stay.values(), [view.running[trial].demand for trial in movers], speed)
+    scene = Scene(here, stay.values(), [view.running[trial].demand for trial in movers], speed, NEAR)
     scene.jobs = [_moved(job, view.running[job.trial], speed) for job in scene.jobs]
     return scene
 

@@ -161,7 +161,9 @@ class Scene:
     urgent: it is what results of a high budget come from.
     """
 
-    def __init__(self, view: View, running: Iterable[Holding], demands: Iterable[Demand], speed: Speed) -> None:
+    def __init__(
+        self, view: View, running: Iterable[Holding], demands: Iterable[Demand], speed: Speed, ahead: int = AHEAD
+    ) -> None:
         self.view, self.speed = view, speed
         room, there = everywhere(view), kinds(view.running.values())
         self.names = list(room)
@@ -173,7 +175,7 @@ class Scene:
         for demand in (*(one.demand for one in running), *demands):
             self._crews.setdefault(demand.group, len(self._crews))
             members.setdefault(demand.group, []).append(demand)
-        crews = [self._crew(ours, _rungs(members)) for ours in members.values()]
+        crews = [self._crew(ours, _rungs(members, ahead)) for ours in members.values()]
         self.site = Site(
             tuple(room[name].share for name in self.names),
             tuple(room[name].bytes for name in self.names),
@@ -301,12 +303,12 @@ def _guesses(demands: Collection[Demand], speed: Speed) -> dict[float, float]:
     return dict.fromkeys(shared, mean)
 
 
-def _rungs(members: Mapping[str, Sequence[Demand]]) -> int:
+def _rungs(members: Mapping[str, Sequence[Demand]], ahead: int) -> int:
     """How many rungs to look ahead: all, or as many as make no more trials than are looked at, and one at least."""
     laters = [ours[0].later for ours in members.values()]
     most, count = max(map(len, laters), default=0), 0
     for rung in range(most):
         count += sum(later[rung].trials for later in laters if rung < len(later))
-        if count > AHEAD:
+        if count > ahead:
             return max(1, rung)
     return most

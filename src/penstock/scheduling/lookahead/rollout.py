@@ -16,7 +16,7 @@ from operator import attrgetter
 from penstock.scheduling.base import FULL
 from penstock.scheduling.lookahead.layout import BETTER, Held, Job, Option, Plan, Policy, Site, Start
 
-PASSED = 8  # trials that do not fit, after which no other is looked at for a part of a device
+PASSED = 64  # trials that do not fit, for each signature that has room, after which no other is looked at
 SPREADING = 3  # trials, the last to end, that are looked at when something is free and nobody waits
 WORTH = 2  # units that a trial has left, at least, when it moves
 Key = tuple[float, ...]
@@ -48,10 +48,13 @@ class _Rollout:
         self.kinds = list(site.kinds)
         self.left = list(site.free)
         self.empty = [d for d, share in enumerate(site.free) if share > 1 - FULL]
-        self.begun = {d: share for d, share in enumerate(site.free) if FULL < share <= 1 - FULL}
+        self.begun: dict[str, dict[int, float]] = {}  # what is left of devices, by the signature that may join there
+        for d, share in enumerate(site.free):
+            self._set(d, share)
         self.out = [crew.out for crew in site.crews]
         self.rung = [0] * len(site.crews)
         self.count = 0
+        self.vain = 0 if site.moving < math.inf else len(site.free)  # free devices that nobody would move for
         self.heap: list[tuple[float, int, _Run]] = []
         self.starts: list[Start] = []
         for one in site.held:
@@ -63,7 +66,7 @@ class _Rollout:
         while True:
             if self.waiting:
                 self._start_all()
-            if self.now > 0 and self.empty and not self.waiting and self.site.moving < math.inf:
+            if len(self.empty) > self.vain and self.now > 0 and not self.waiting:
                 self._spread()
             if not self.heap or self.makespan > self.limit:
                 break
@@ -81,15 +84,21 @@ class _Rollout:
         """Start who fits, in order; then no device stays free while a job waits that fits there, if with fewer."""
         given, solo, begun = self.policy.given, self.policy.solo, self.begun
         deadline = self.policy.deadline * (1 + BETTER) - self.now
-        room = len(self.empty) + sum(begun.values()) if deadline == math.inf else 0.0
+        room = 0.0
+        if deadline == math.inf:
+            room = len(self.empty) + sum(sum(there.values()) for there in begun.values())
         for fill in (False, True):
             still: list[tuple[Job, int]] = []
             first = -math.inf  # the highest priority of a job that waits on: nobody of a lower one overtakes it
+            refused: dict[str, float] = {}  # the least share that there was no room for, by signature
             for i, (job, place) in enumerate(self.waiting):
-                if not self.empty and (fill or not begun or len(still) >= PASSED):
+                joins = "" if self.site.unlike else job.signature
+                if self.makespan > self.limit:
+                    return
+                if not self.empty and (fill or len(still) >= PASSED * len(begun)):
                     still += self.waiting[i:]
                     break
-                if job.priority < first:
+                if job.priority < first or not (self.empty or joins in begun):
                     option = None
                 elif fill or solo:
                     option = _widest(job, 1 if solo else len(self.empty))
@@ -102,11 +111,15 @@ class _Rollout:
                 else:
                     due = deadline - job.after
                     option = next((one for one in job.options if one.seconds <= due), None)
-                if self.makespan > self.limit:
-                    return
-                if option is None or not self._start(job, place, option):
+                if (
+                    option is None
+                    or option.share >= refused.get(joins, math.inf)
+                    or not self._start(job, place, option)
+                ):
                     still.append((job, place))
                     first = -math.inf if fill else max(first, job.priority)
+                    if option is not None and not job.bytes:
+                        refused[joins] = min(option.share, refused.get(joins, math.inf))
             self.waiting = still
             if solo or not still or not self.empty:
                 break
@@ -122,6 +135,7 @@ class _Rollout:
         if end + job.after > self.limit:
             self.makespan = math.inf
         self._push(_Run(job, option.share, devices, end, option.seconds), end)
+        self.vain = min(self.vain, len(self.empty))
         return True
 
     def _places(self, share: float, job: Job) -> tuple[int, ...]:
@@ -139,8 +153,8 @@ class _Rollout:
                 self.left[d] = 0.0
             return devices
         best, least = -1, math.inf
-        for d, left in self.begun.items():
-            if share - FULL <= left < least and self.bytes[d] >= need and self._joins(job, d):
+        for d, left in self.begun.get("" if self.site.unlike else job.signature, {}).items():
+            if share - FULL <= left < least and self.bytes[d] >= need:
                 best, least = d, left
         if best < 0:
             best = next((d for d in empty if self.bytes[d] >= need), -1)
@@ -152,15 +166,16 @@ class _Rollout:
         self._set(best, least - share)
         return (best,)
 
-    def _joins(self, job: Job, d: int) -> bool:
-        return self.site.unlike or (job.signature == self.kinds[d] != "")
-
     def _set(self, d: int, left: float) -> None:
+        """So much is left of a device."""
         self.left[d] = left
-        if FULL < left <= 1 - FULL:
-            self.begun[d] = left
-        else:
-            self.begun.pop(d, None)
+        joins = "" if self.site.unlike else self.kinds[d]
+        if FULL < left <= 1 - FULL and (joins or self.site.unlike):
+            self.begun.setdefault(joins, {})[d] = left
+        elif (there := self.begun.get(joins)) is not None and d in there:
+            del there[d]
+            if not there:
+                del self.begun[joins]
 
     def _advance(self) -> None:
         """Go on to the next end, and to all that come with it."""
@@ -201,7 +216,7 @@ class _Rollout:
         runs = [run for end, _, run in self.heap if end == run.end]
         for run in heapq.nlargest(SPREADING, runs, key=attrgetter("end")):
             if not self.empty:
-                return
+                break
             rest = run.end - self.now
             unit = run.job.unit * run.seconds / run.job.runtime if run.job.runtime else 0.0
             if rest < WORTH * unit:
@@ -225,6 +240,7 @@ class _Rollout:
                 self.bytes[d] -= run.job.bytes
             run.end = math.nan  # which equals no end in the heap
             self._push(_Run(run.job, option.share, devices, end, option.seconds), end)
+        self.vain = len(self.empty)
 
 
 def urgency(job: Job) -> Key:

@@ -10,7 +10,7 @@ from itertools import product
 from penstock.scheduling.lookahead.layout import Job, Plan, Policy, Site
 from penstock.scheduling.lookahead.rollout import follow, urgency
 
-STARTS = 900  # starts of trials that are laid out for one decision: they are what it takes time for
+STARTS = 500  # starts of trials that are laid out for one decision: they are what it takes time for
 MORE = 4000  # where few trials wait, none follow and none can move: then no later decision makes up for this one
 OVERHEAD = 4  # starts that a plan takes as long as, besides those in it
 LEVELS = 12  # deadlines that are tried at most
@@ -34,6 +34,7 @@ class Search:
     def __init__(self, site: Site, jobs: Sequence[Job], part: float = 1.0) -> None:
         self.site, self.jobs = site, jobs
         self.later = sum(len(rung) for crew in site.crews for rung in crew.rungs)
+        self.overhead = OVERHEAD + len(site.held) // 2
         final = not self.later and len(jobs) <= FINE and site.moving == math.inf
         self.starts = round(part * (MORE if final else STARTS))  # that are left to lay out
         self.order = in_order(jobs)
@@ -43,6 +44,8 @@ class Search:
         found = self._try(Policy(order=self.order))
         if all(len(job.options) == 1 for job in self.jobs):
             return found
+        if len({job.signature for job in self.jobs}) > 1:
+            found = self._alike(found)
         found = self._levels(found)
         if len(self.jobs) <= FINE:
             found = self._change(self._force(found))
@@ -50,8 +53,18 @@ class Search:
 
     def _try(self, policy: Policy, best: Plan = NONE) -> Found:
         plan = follow(self.site, self.jobs, policy, best.makespan)
-        self.starts -= OVERHEAD + len(plan.starts)
+        self.starts -= self.overhead + len(plan.starts)
         return Found(plan, policy)
+
+    def _alike(self, best: Found) -> Found:
+        """Trials that are alike go together, whatever their groups, if all end sooner so."""
+        first = {job.signature: i for i, job in reversed(list(enumerate(self.jobs)))}
+        order = sorted(self.order, key=lambda i: (-self.jobs[i].priority, first[self.jobs[i].signature]))
+        found = self._try(Policy(order=tuple(order)))
+        if not found.plan.beats(best.plan):
+            return best
+        self.order = tuple(order)
+        return found
 
     def _levels(self, best: Found) -> Found:
         """The water level: the earliest deadline by which all end, each with the least area that keeps it.
@@ -62,10 +75,12 @@ class Search:
         bottom, top = self._bottom(), best.plan.makespan
         if not bottom < top < math.inf:
             return best
-        each = OVERHEAD + len(self.jobs) + self.later
+        each = self.overhead + len(self.jobs) + self.later
         count = min(LEVELS, max(2, self.starts // each - HALVINGS - 2))
         tried = [bottom * (top / bottom) ** (i / count) for i in range(count)]
         for deadline in (0.0, *tried):  # a deadline that nobody keeps: each is given all that it can use
+            if self.starts <= 0:
+                return best
             found = self._try(Policy(deadline, self.order), best.plan)
             best = found if found.plan.beats(best.plan) else best
         low = max((deadline for deadline in tried if deadline < best.plan.makespan), default=bottom)
