@@ -1,7 +1,7 @@
 """Several studies on one Ray cluster: how many devices each may hold, by weight, agreed on through one small actor.
 
-Each driver says now and then that it is there and what it could use, and hears how much of the cluster is its own. A
-driver that falls silent is forgotten, and an actor that nobody speaks to ends itself.
+Each driver tells the actor now and then that it is there and how many devices it could use; the answer says how many it
+may hold. A driver that falls silent is forgotten, and an actor that no driver calls ends itself.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from penstock.executors.ray.cluster import NAMESPACE, on_head, require
 
 FORGOTTEN = 5.0  # seconds after which a silent driver is forgotten
-TURN = 10.0  # seconds that a device is one study's, where there are fewer of them than studies
-LONELY = 10.0  # seconds after which an actor that nobody speaks to ends
+TURN = 10.0  # seconds that a study keeps a device, where there are fewer devices than studies
+LONELY = 10.0  # seconds after which an actor that no driver calls ends
 NAME = "penstock studies"
 
 
 def shares(devices: int, wanted: Mapping[str, tuple[float, int]]) -> dict[str, int]:
-    """How many devices each study gets, given its weight and the most it can use; what one leaves, others have.
+    """How many devices each study gets, given its weight and the most it can use.
 
-    Everybody gets one before anybody gets two; ties go by name.
+    Devices that one study cannot use go to others. Every study gets one device before any gets two; ties go by name.
 
     >>> shares(4, {"a": (1.0, 64), "b": (1.0, 64)}), shares(4, {"a": (3.0, 64), "b": (1.0, 64)})
     ({'a': 2, 'b': 2}, {'a': 3, 'b': 1})
@@ -37,7 +37,7 @@ def shares(devices: int, wanted: Mapping[str, tuple[float, int]]) -> dict[str, i
         able = [name for name in given if given[name] < wanted[name][1]]
         if not able:
             break
-        # The one that is furthest below its part: who has nothing first, then by devices for each unit of weight.
+        # The study that is furthest below its part: one without devices first, then by devices per unit of weight.
         poorest = min(able, key=lambda name: (given[name] > 0, (given[name] + 1) / wanted[name][0]))
         given[poorest] += 1
     return given
@@ -48,15 +48,15 @@ class _Driver:
     weight: float
     most: int
     seen: float
-    used: float = 0.0  # turns, for each unit of weight
+    used: float = 0.0  # turns that the driver had, per unit of weight
 
 
 class Studies:
-    """The actor. Its clock is its own."""
+    """The actor. It uses its own machine's clock."""
 
     def __init__(self) -> None:
         self._drivers: dict[str, _Driver] = {}
-        self._turn: tuple[str, ...] = ()  # who holds a device now, where there are fewer of those than drivers
+        self._turn: tuple[str, ...] = ()  # drivers that hold a device now, where there are more drivers than devices
         self._turned = self._spoken = time.monotonic()
         threading.Thread(target=self._end, daemon=True).start()
 
@@ -71,7 +71,7 @@ class Studies:
         return shares(devices, {n: (one.weight, one.most) for n, one in self._drivers.items()})[name]
 
     def _whose_turn(self, devices: int, now: float) -> tuple[str, ...]:
-        """Those that had least for their weight; for a while, as moving costs more than a moment."""
+        """The drivers that had least for their weight. A turn lasts a while, because moving trials costs time."""
         here = [name for name in self._turn if name in self._drivers]
         if len(here) != devices or now - self._turned > TURN:
             ordered = sorted(self._drivers, key=lambda name: (self._drivers[name].used, name))
@@ -81,11 +81,11 @@ class Studies:
         return self._turn
 
     def _least(self) -> float:
-        """Who comes has had as little as the poorest, and not all that was given before it came."""
+        """The turns of the driver that had least: a new driver starts with as many, and makes up for none."""
         return min((one.used for one in self._drivers.values()), default=0.0)
 
     def gone(self, name: str) -> int:
-        """A driver leaves; how many are left."""
+        """A driver leaves; gives how many are left."""
         self._spoken = time.monotonic()
         self._drivers.pop(name, None)
         self._forget(self._spoken)
@@ -106,7 +106,7 @@ def _actor() -> Any:
 
 
 class Company:
-    """What is known of other studies on this cluster, asked for in the background."""
+    """This study's part of the cluster beside other studies, asked for in the background."""
 
     def __init__(self, name: str, weight: float) -> None:
         self._ray, self._name, self._weight = require(), name, weight
@@ -125,12 +125,12 @@ class Company:
                     made = _actor().options(**named, num_cpus=0, scheduling_strategy=on_head())
                     self._actor = made.remote()
                 self._asked = self._actor.here.remote(self._name, self._weight, most, devices)
-        except Exception:  # it ended as the last study left, or its node died: another is made
+        except Exception:  # the actor ended as the last study left, or its node died: another is made
             self._actor = self._asked = None
         return devices if self._known is None else self._known
 
     def leave(self) -> bool:
-        """Leave; whether others are left."""
+        """Leave; gives whether other studies are left."""
         if self._actor is None:
             return False
         if self._ray.get(self._actor.gone.remote(self._name), timeout=FORGOTTEN) > 0:
@@ -140,7 +140,7 @@ class Company:
 
 
 def others() -> bool:
-    """Whether any study is under way, asked by a worker that has none."""
+    """Whether any study is under way; a resting worker asks this."""
     try:
         require().get_actor(NAME, namespace=NAMESPACE)
     except ValueError:
