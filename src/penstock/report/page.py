@@ -1,4 +1,4 @@
-"""A study as one HTML page that needs nothing else: its figures, its timeline, its best trials."""
+"""A study as one self-contained HTML page: its figures, its timeline, its best trials."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def page(name: str, facts: Mapping[str, str], svg: str, best: Sequence[Mapping[s
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What no row has a value for is no column."""
+    """A table with a column for each name that has a value in some row."""
     names = dict.fromkeys(name for row in rows for name, one in row.items() if one is not None)
     number = {name: all(isinstance(row.get(name), int | float | None) for row in rows) for name in names}
     side = {name: ' class="number"' if number[name] else "" for name in names}

@@ -1,4 +1,4 @@
-"""What several devices give a trial, as plain values and as a table."""
+"""The gain of several devices for a trial, as plain values and as a table."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from penstock.trial import Config
 
 @dataclass(frozen=True)
 class Scaling:
-    """What was found out. ``seconds`` of a step by the number of devices is empty where a trial cannot be spread.
+    """A measurement of a trial on several devices.
 
-    ``pays`` is the most devices that a trial is given, and ``reason`` says why. ``kept`` is the file that has it for
+    ``seconds`` has the seconds of a step by the number of devices; it is empty where a trial cannot be spread. ``pays``
+    is the most devices that a trial gets, and ``reason`` says why. ``kept`` is the file that keeps the measurement for
     the next study, or None.
     """
 
@@ -31,7 +32,7 @@ class Scaling:
 
 
 def scaling_facts(found: Scaling) -> dict[str, Any]:
-    """All that is worth saying about a trial on several devices; a row for each number of them that was timed."""
+    """The facts about a trial on several devices, with a row for each number of devices that was timed."""
     rows = [
         {
             "devices": count,
@@ -47,7 +48,7 @@ def scaling_facts(found: Scaling) -> dict[str, Any]:
 
 
 def what(facts: dict[str, Any]) -> str:
-    """Which trial it was, on one line."""
+    """The trial that was measured, on one line."""
     return f"{facts['task']}, trial 0 on {facts['type']}: {short(facts['config'])}"
 
 
@@ -69,7 +70,7 @@ def scaling_table(facts: dict[str, Any]) -> Table:
 
 
 def verdict(facts: dict[str, Any]) -> str:
-    """How many devices pay and why, and where that is kept."""
+    """How many devices pay and why, and where the measurement is kept."""
     pays = "1 device is best" if facts["pays"] == 1 else f"Up to {facts['pays']} devices pay"
     kept = f"Kept in {facts['kept']}, for the next study of this task on such devices."
     if facts["kept"] is None:

@@ -1,4 +1,4 @@
-"""The picture of a timeline: devices down, time across, above them how many are busy, below them what it comes to."""
+"""The picture of a timeline: a lane for each device, a chart of busy devices above, and a caption below."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.log.timeline import Row, Span, busy_spans, measure
 from penstock.report.bars import CHAR, MANY, Lane, Scale, bars
 from penstock.report.format import clock
 
-WIDTH = 1000.0  # pixels, of the whole picture
+WIDTH = 1000.0  # the width of the whole picture in pixels
 RIGHT = 972.0  # where the lanes end: half a label of the axis has room beside them
-LANES = 64  # devices that are shown
-CHART = 44.0  # pixels, the height of the chart of busy devices
-SLICES = 900  # of the time, in that chart
+LANES = 64  # the most devices that are shown
+CHART = 44.0  # the height of the chart of busy devices in pixels
+SLICES = 900  # slices of the time in that chart
 
 STYLE = """
 .penstock{font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;font-variant-numeric:tabular-nums}
@@ -38,12 +38,12 @@ HATCH = (
 
 
 def end(events: Iterable[Event]) -> float:
-    """The last time that a log speaks of."""
+    """The latest time in a log."""
     return max((getattr(event, "clock", 0.0) for event in events), default=0.0)
 
 
 def figures(rows: Sequence[Row], devices: Mapping[str, Sequence[Span]], until: float) -> dict[str, str]:
-    """What a caption says of a timeline.
+    """The figures in a timeline's caption.
 
     >>> figures([Row("gpu 0", 0, 0.0, 3.0, 1.0, "solo")], {"gpu 0": [(0.0, 4.0)]}, 4.0)
     {'devices': '1', 'trials': '1', 'time': '4.0 s', 'utilisation': '75%'}
@@ -55,11 +55,11 @@ def figures(rows: Sequence[Row], devices: Mapping[str, Sequence[Span]], until: f
 
 
 def draw(rows: Sequence[Row], *, devices: Mapping[str, Sequence[Span]], until: float) -> str:
-    """A self-contained SVG of who was on which device when, for light and dark backgrounds alike.
+    """A self-contained SVG of the trials on each device over time, for light and dark backgrounds.
 
-    Trials that share a device divide its lane by their shares (Fluid, figure 5); hatched is what nobody had of a device
-    that was there (Fluid, figure 2). ``devices`` says when each was there. Of many devices the first ``LANES`` are
-    shown, and the picture says how many more there are; the chart and the caption are of all.
+    Trials that share a device divide its lane by their shares (Fluid, figure 5). The part of a device that no trial had
+    is hatched (Fluid, figure 2). ``devices`` says when each device was there. At most ``LANES`` devices are shown, and
+    the picture says how many more there are; the chart and the caption cover all of them.
 
     >>> draw([], devices={}, until=0.0).startswith("<svg")
     True
@@ -128,7 +128,7 @@ def ticks(until: float, most: int = 9) -> list[tuple[float, str]]:
 
 
 def _lanes(shown: Sequence[str], nodes: bool, top: float, least: float) -> tuple[list[Lane], float]:
-    """A lane a device, and where they end; high enough for the number of a trial of the least share, if few."""
+    """A lane for each device, and where they end. Few lanes are high enough to number a trial of the least share."""
     height = 26.0 if len(shown) <= 12 else 20.0 if len(shown) <= 32 else 14.0
     height = max(height, min(11 / least, 400 / len(shown)))
     lanes: list[Lane] = []
@@ -141,7 +141,7 @@ def _lanes(shown: Sequence[str], nodes: bool, top: float, least: float) -> tuple
 
 
 def _names(lanes: Sequence[Lane], labels: Sequence[str], nodes: bool, right: float) -> Iterator[str]:
-    """What stands beside the lanes, and above those of a node its name."""
+    """The labels beside the lanes, and each node's name above its lanes."""
     before = None
     for lane, label in zip(lanes, labels, strict=True):
         if nodes and (node := _node(lane.device)) != before:
@@ -154,7 +154,7 @@ def _names(lanes: Sequence[Lane], labels: Sequence[str], nodes: bool, right: flo
 
 
 def _chart(rows: Sequence[Row], devices: Mapping[str, Sequence[Span]], scale: Scale, top: float) -> Iterator[str]:
-    """The part of the devices that is busy, over time: the mean of each slice of it."""
+    """The fraction of the devices that is busy, over time: the mean of each slice of time."""
     busy = _sliced((span for spans in busy_spans(rows, devices).values() for span in spans), scale.until)
     there = _sliced((span for spans in devices.values() for span in spans), scale.until)
     yield f'<text class="dim" x="{scale.left:.1f}" y="{top - 5:.1f}">devices busy</text>'
@@ -171,7 +171,7 @@ def _chart(rows: Sequence[Row], devices: Mapping[str, Sequence[Span]], scale: Sc
 
 
 def _sliced(spans: Iterable[Span], until: float) -> list[float]:
-    """How much of the spans lies in each slice of the time; each takes two steps, however long it is."""
+    """How much of the spans lies in each slice of time. Each span takes constant time, however long it is."""
     amount, steps = [0.0] * (SLICES + 1), [0] * (SLICES + 2)
     for start, stop in spans:
         a, b = (min(time / until, 1.0) * SLICES for time in (start, stop))

@@ -46,9 +46,9 @@ class Demand:
 class Assignment:
     """A trial gets 1/p of one device, or as many whole devices as ``share`` says, and trains there in a ``mode``.
 
-    A policy chooses devices and share; the mode follows from the other trials there (``grouping.modes``). ``measure``
-    asks the trial's workers to time its steps on 1, 2, 4, … of the devices. ``lent`` is how many of the devices were
-    idle when the trial got them; they go back to trials that wait.
+    A policy chooses devices and share; the mode follows from the other trials there. ``measure`` asks the trial's
+    workers to time its steps on 1, 2, 4, … of the devices. ``lent`` is how many of the devices were idle when the trial
+    got them; they go back to trials that wait.
     """
 
     trial: int
