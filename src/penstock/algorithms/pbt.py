@@ -53,7 +53,7 @@ class PBT(Granting):
         self._budget = 0
         self._configs: dict[int, Config] = {}
         self._next: list[Member] = []  # the generation that waits to be asked for
-        self._reports: list[Report] = []  # of this generation, at its budget
+        self._reports: list[Report] = []  # the reports of this generation at its budget
         search.space.perturb({}, search.seed, 0, 0)  # a space that cannot be perturbed is refused before any training
 
     def ask(self) -> list[TrialGroup]:
