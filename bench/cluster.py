@@ -1,15 +1,15 @@
-"""Penstock on a Ray cluster, against Ray Tune on the same one, and against what happens to clusters.
+"""Penstock on a Ray cluster, against Ray Tune on the same cluster, and under failures of workers and nodes.
 
     python bench/cluster.py [--json] [trivial] [study]
     python bench/cluster.py [--json] soak [--minutes 30]
 
 trivial   200 trials that report once: trials a second, against Ray Tune with and without reuse of its actors
-study     64 trials of ASHA on digits, against Ray Tune's ASHAScheduler: seconds in all and an epoch, best accuracy
-soak      studies one after another while workers, raylets and nodes are killed; each against itself undisturbed
+study     64 trials of ASHA on digits, against Ray Tune's ASHAScheduler: seconds in all and per epoch, best accuracy
+soak      studies one after another while workers, raylets and nodes are killed; each against the same study undisturbed
 
-The cluster is real, on this machine: a head, and two nodes that declare two GPUs each, for the study one each. Declared
-GPUs, as that is what both sides place trials on (one each), and as the head, which has none, is then not among the
-nodes to lose. Nothing trains on a GPU: a trial is a thread's work, whoever places it.
+The cluster is real, on this machine: a head, and two nodes that declare two GPUs each (one each for ``study``). Both
+sides place a trial on each declared GPU. The head declares none, so it runs no trial and is not killed. Nothing trains
+on a GPU: on both sides a trial is the work of one thread.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ["OMP_NUM_THREADS"] = "1"  # in every worker too: four of them share what cores there are
-os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # Tune's CSV, JSON and TensorBoard files: time that is not its
+os.environ["OMP_NUM_THREADS"] = "1"  # in every worker too: four workers share the cores
+os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # Tune's time must not include its logger files
 
 from tests.clusters import Cluster, Node, until  # isort: skip  # before ray
 import ray
@@ -60,13 +60,13 @@ NODES, GPUS = 2, 2
 
 
 def on(address: str) -> dict[str, Any]:
-    """Where Penstock's studies run."""
+    """The arguments of ``run`` by which Penstock's studies run on the cluster."""
     return {"on": f"ray://{address}", "progress": False}
 
 
 @contextmanager
 def cluster_of(gpus: int) -> Iterator[Cluster]:
-    """Two nodes with so many devices each."""
+    """A cluster of two nodes with ``gpus`` devices each."""
     with Cluster() as cluster:
         for _ in range(NODES):
             cluster.add_node(cpus=gpus, gpus=gpus)
@@ -75,7 +75,7 @@ def cluster_of(gpus: int) -> Iterator[Cluster]:
 
 @contextmanager
 def connected(cluster: Cluster) -> Iterator[None]:
-    """As a user of Tune connects; Penstock's studies would connect by themselves."""
+    """Connect as a user of Tune does; Penstock's studies would connect by themselves."""
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         yield
@@ -88,7 +88,7 @@ def connected(cluster: Cluster) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Run:
-    """When each trial of a run ended, in seconds from its start, and when the whole of it did."""
+    """The seconds from a run's start to the end of each trial, and to the end of the run."""
 
     seconds: float
     ends: list[float]
@@ -121,7 +121,7 @@ def tune_function(config: Config) -> None:
 
 
 class TuneClass(tune.Trainable):
-    """The same as a class, as Tune's guide to reusing actors has it."""
+    """The same trial as a class, as in Tune's guide to reusing actors."""
 
     def setup(self, config: Config) -> None:
         self.x = config["x"]
@@ -135,9 +135,9 @@ class TuneClass(tune.Trainable):
 
 
 def tuned(trainable: Any, space: Config, settings: dict[str, Any], **run: Any) -> tuple[list[Any], Run]:
-    """One run of Ray Tune, a GPU and a CPU for each trial; its results lie in a folder that is deleted.
+    """One run of Ray Tune with a GPU and a CPU for each trial; its folder of results is deleted.
 
-    Gives all that its trials reported: without its loggers, Tune itself keeps the last report of each.
+    Gives all reports of its trials: without loggers, Tune itself keeps only the last report of each.
     """
     ends: list[float] = []
     reports: list[Any] = []
@@ -157,7 +157,7 @@ def tuned(trainable: Any, space: Config, settings: dict[str, Any], **run: Any) -
             run_config=tune.RunConfig(storage_path=dir, verbose=0, callbacks=[Watch()], **run),
         )
         began = time.perf_counter()
-        with redirect_stdout(io.StringIO()):  # it says what it is about to run, however quiet it is told to be
+        with redirect_stdout(io.StringIO()):  # Tune prints what it is about to run, even when it is told to be quiet
             results = tuner.fit()
         seconds = time.perf_counter() - began
         if results.errors or len(ends) != settings["num_samples"]:
@@ -229,7 +229,7 @@ class Digits(ps.Task):
 
 
 class TuneDigits(tune.Trainable):
-    """The same training as a class of Tune's; the data stays with the actor when it is reused."""
+    """The same training as a class for Tune; the data stays with the actor when it is reused."""
 
     def setup(self, config: Config) -> None:
         (self.x, self.y), (self.x_valid, self.y_valid) = digits()
@@ -263,7 +263,7 @@ class TuneDigits(tune.Trainable):
 @dataclass(frozen=True)
 class Outcome:
     seconds: float
-    started: float  # of which from the first report on: what is left without starting workers
+    started: float  # the seconds from the first report on, without the start of workers
     epochs: int
     accuracy: float
 
@@ -298,9 +298,9 @@ def tune_study(seed: int) -> Outcome:
 def study(rounds: int = 3) -> list[Row]:
     names = ("Penstock, a program's first study", "Penstock, its next", "Penstock, its next, solo", "Tune")
     outcomes: dict[str, list[Outcome]] = {name: [] for name in names}
-    with cluster_of(1) as cluster:  # as many devices as there are cores here
-        for seed in range(rounds):  # one after another, so that whatever slows one slows all
-            with connected(cluster):  # workers rest between two studies of a connection, and go with it
+    with cluster_of(1) as cluster:  # as many devices as this machine has cores
+        for seed in range(rounds):  # the runs alternate, so that a slow machine slows all of them
+            with connected(cluster):  # workers rest between two studies of a connection, and end with it
                 these = [penstock_study(seed, sharing, on="ray") for sharing in ("auto", "auto", "solo")]
             with connected(cluster):
                 these.append(tune_study(seed))
@@ -338,12 +338,12 @@ def middle(outcomes: list[Outcome], what: str) -> float:
 
 # --- soak ------------------------------------------------------------------------------------------------------------
 
-EVERY = 20.0  # seconds between what is killed
+EVERY = 20.0  # seconds between two kills
 SPACE = {"lr": ps.loguniform(1e-3, 0.3), "momentum": ps.uniform(0, 0.9)}
 
 
 class Slow(ps.Task):
-    """Digits in float64, where company and mode leave no trace; ``pause`` makes each epoch long enough to be hit."""
+    """Digits in float64, where neighbours and mode change no result; ``pause`` makes epochs long enough to be hit."""
 
     eval_batch_size = 360
 
@@ -370,7 +370,7 @@ class Slow(ps.Task):
 
 
 def by_hand(trial: Any, pause: float) -> None:
-    """A loop of one's own, which saves what it needs with each report."""
+    """A function with its own loop, which saves its state with each report."""
     (x, y), (x_valid, y_valid) = digits(torch.float64)
     torch.manual_seed(0)
     model = mlp().double()
@@ -393,7 +393,7 @@ def by_hand(trial: Any, pause: float) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A study to soak: what trains, who decides, how trials share devices, and how long an epoch is stretched."""
+    """A study to soak: its task, its algorithm, its sharing mode, and the pause that lengthens each epoch."""
 
     name: str
     task: Callable[[float], object]
@@ -430,7 +430,7 @@ KINDS = {
 
 
 def wrong(kind: Kind, result: ps.Result, reference: ps.Result, kept: int) -> list[str]:
-    """What differs from the undisturbed study: a trial, a config, a point of a curve, a failure, a file left."""
+    """The differences from the undisturbed study: trials, configs, points of curves, failures, files left over."""
     found = []
     if [trial.number for trial in result.trials] != [trial.number for trial in reference.trials]:
         found.append(f"{len(result.trials)} trials and not {len(reference.trials)}")
@@ -454,7 +454,7 @@ def wrong(kind: Kind, result: ps.Result, reference: ps.Result, kept: int) -> lis
 
 
 class Killer(threading.Thread):
-    """Every so often kills a worker, a raylet or a node at random, and brings a node for each that is lost."""
+    """Kills a random worker, raylet or node every ``EVERY`` seconds, and starts a node for each one that is lost."""
 
     def __init__(self, cluster: Cluster, seed: int = 0) -> None:
         super().__init__(daemon=True)
@@ -472,7 +472,7 @@ class Killer(threading.Thread):
     def _kill(self, what: str, node: Node) -> None:
         workers = self._cluster.workers(node)
         if what == "worker" and workers:
-            with suppress(ProcessLookupError):  # it has just ended by itself
+            with suppress(ProcessLookupError):  # the process has just ended by itself
                 os.kill(self._random.choice(workers), 9)
         elif what != "worker":
             if what == "raylet":
@@ -495,7 +495,8 @@ class Killer(threading.Thread):
 def undisturbed(dir: Path, kind: Kind, seed: int) -> tuple[ps.Result, int]:
     """The same study in this process, without pauses, and how many states it keeps.
 
-    The decisions of ASHA follow the order of reports: there, every trial as far as any can go, and a state of each.
+    ASHA's decisions follow the order of reports. Its trials are therefore all trained to the largest budget here, each
+    with a state, so that a trial can be compared however far it came.
     """
     if kind.algorithm is ASHA:
         return kind.run(dir, seed, 0, ps.Random(budget=27), on="local", progress=False), kind.trials
@@ -510,14 +511,14 @@ def disturbed(address: str, dir: str, name: str, seed: str) -> None:
 
 
 def leaked(cluster: Cluster) -> list[str]:
-    """What is left a minute after the last study; Ray takes a moment to forget a driver."""
+    """The actors and processes left a minute after the last study; Ray takes a moment to forget a driver."""
     with suppress(TimeoutError):
         until(lambda: not cluster.leaks(), "nothing is left")
     return cluster.leaks()
 
 
 class Soak:
-    """Studies one after another, each compared with itself undisturbed, and what came of it."""
+    """Studies one after another, each compared with the same study undisturbed, and the results."""
 
     def __init__(self, cluster: Cluster, dir: Path) -> None:
         self.cluster, self.dir, self.killer = cluster, dir, Killer(cluster)
@@ -525,7 +526,7 @@ class Soak:
         self.reference = cache(partial(undisturbed, dir / "undisturbed"))
 
     def turn(self, number: int) -> Row:
-        """A study, every fourth time with another beside it; a line about it."""
+        """Run a study, every fourth time with another beside it; gives its row."""
         kind, seed = list(KINDS.values())[number % len(KINDS)], number // len(KINDS) % 2
         seeds = [seed, 1 - seed] if number % 4 == 3 else [seed]
         references = [self.reference(kind, one) for one in seeds]
@@ -559,14 +560,14 @@ def soak(minutes: float) -> Iterator[Row]:
                 for number in count():
                     if time.monotonic() > deadline:
                         break
-                    with redirect_stdout(sys.stderr):  # Ray says there what it has lost
+                    with redirect_stdout(sys.stderr):  # Ray prints the nodes it has lost
                         line = soaking.turn(number)
                     yield line
             finally:
                 soaking.killer.stop()
             left = leaked(cluster)
         left += cluster.leaks()
-    later = soaking.memory[2 * len(KINDS) :]  # by then all that studies are compared with is there
+    later = soaking.memory[2 * len(KINDS) :]  # by then all reference studies are in memory
     yield row("soak", "studies", soaking.studies)
     for what, n in soaking.killer.kills.items():
         yield row("", f"killed: {what}", n)
@@ -578,7 +579,7 @@ def soak(minutes: float) -> Iterator[Row]:
 
 
 def resident() -> int:
-    """Bytes of this process that it keeps, and not what Python and its allocator would give back some time later."""
+    """Bytes that this process really holds: memory that Python and its allocator can give back is given back first."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,6 +1,6 @@
 """Whole studies on simulated clusters: Fluid's evaluation (§6) with Penstock's engine, algorithms and schedulers.
 
-Sections of bench/scheduling.py; each gives its rows. Times are those of the virtual clock, so they repeat exactly.
+Sections of bench/scheduling.py; each gives its rows. Times are of the virtual clock, so they repeat exactly.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from penstock.trial import Config
 
 Row = dict[str, Any]
 SEEDS = (0, 1, 2)
-FLUID = {"SyncBOHB": 2.0, "BOHB": 1.3, "ASHA": 1.3, "Hyperband": 1.1, "PBT": 1.1}  # as the paper reports
+FLUID = {"SyncBOHB": 2.0, "BOHB": 1.3, "ASHA": 1.3, "Hyperband": 1.1, "PBT": 1.1}  # speedups that the paper reports
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one simulated study came to."""
+    """The figures of one simulated study."""
 
     seconds: float
-    busy: float  # the part of the devices' time that somebody was on them
+    busy: float  # the fraction of the devices' time that a trial was on them
     device_seconds: float
     reached: bool
     trials: int
@@ -44,7 +44,7 @@ class Outcome:
 
 @contextmanager
 def folder() -> Iterator[str]:
-    memory = Path("/dev/shm")  # where it is there, the disk is not part of what is measured
+    memory = Path("/dev/shm")  # used where it exists, so that the disk's speed is not measured
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as dir:
         yield dir
 
@@ -58,7 +58,7 @@ def simulate(
     dir: str,
     **settings: Any,
 ) -> Outcome:
-    """One study. What sharing and spreading cost is known: one trial was run before, as an earlier study would have."""
+    """Run one study, after a study of a single trial in the same folder; the figures are of the second."""
     task = ps.TabulatedTask(look_up)
     study = ps.Study(task, space, metric="accuracy", dir=dir, algorithm=algorithm, **settings)
     study.replace(algorithm=ps.Random(budget=2), trials=1, name="profile").run(on=cluster, progress=False)
@@ -79,7 +79,7 @@ def simulate(
 
 
 def ratio(slow: Sequence[Outcome], fast: Sequence[Outcome]) -> float:
-    """How many times as fast, as the geometric mean over equal seeds."""
+    """How many times as fast the second is, as the geometric mean over equal seeds."""
     return statistics.geometric_mean([a.seconds / b.seconds for a, b in zip(slow, fast, strict=True)])
 
 
@@ -87,7 +87,7 @@ def ratio(slow: Sequence[Outcome], fast: Sequence[Outcome]) -> float:
 
 
 def algorithms(devices: int) -> dict[str, tuple[Algorithm, int | None]]:
-    """Each with the number of its trials. Twice as many are under way as there are devices, whoever schedules."""
+    """The algorithms, each with its number of trials. Twice as many trials as devices are under way in every run."""
     at_once = 2 * devices
     return {
         "PBT": (ps.PBT(population=at_once, max_budget=24, interval=4), None),

@@ -1,18 +1,18 @@
-"""What it is worth that trials and clusters change in size (RubberBand §4, Fluid §4.3).
+"""The gain from trials and clusters that change in size (RubberBand §4, Fluid §4.3).
 
     python bench/elastic.py [--json] [resize] [placement] [halving] [cluster]
 
-resize     one trial on 1 → 2 → 4 → 2 workers: how long it stands still; against workers that are started anew, and
-           against Ray Tune's ResourceChangingScheduler, whose trial has more threads rather than more workers
-placement  2 and 4 workers of a trial together and scattered over two nodes with a slow link: samples a second; and on
-           how many nodes trials are, where many come and go
+resize     one trial on 1 → 2 → 4 → 2 workers: how long it pauses; against workers that are started anew, and against
+           Ray Tune's ResourceChangingScheduler, whose trial has more threads rather than more workers
+placement  2 and 4 workers of a trial, together and scattered over two nodes with a slow link: samples a second; and the
+           number of nodes that a trial is on, where many trials come and go
 halving    successive halving with trials on several devices ("distributed") and on one each ("solo"): seconds, with two
-           workers on this machine; then the same 16 trials on clusters that are simulated, where what w devices give
-           is βʷ⁻¹ / w, with the β that two real ones had in this run: beyond two, that is a guess
-cluster    an autoscaler's cluster that follows a study: node-seconds against a cluster that stays as large as it can be
+           workers on this machine; then the same 16 trials on simulated clusters, where a unit on w devices takes
+           βʷ⁻¹ / w, with the β of two real devices in this run: beyond two devices, that is a guess
+cluster    an autoscaler's cluster that follows a study: node-seconds against a cluster that keeps its largest size
 
-Workers have a thread each. Rows that are not measured on real ones begin with "simulated" or "counted". Six minutes
-on two cores.
+Workers have a thread each. Rows that are not measured on real workers begin with "simulated" or "counted". The bench
+takes six minutes on two cores.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["PYTHONPATH"] = sys.path[0]  # Tune's actors look for the bench there
-os.environ["RAY_SCHEDULER_EVENTS"] = "0"  # what the autoscaler does is a row here, and no line between them
+os.environ["PYTHONPATH"] = sys.path[0]  # Tune's actors import the bench from there
+os.environ["RAY_SCHEDULER_EVENTS"] = "0"  # without this the autoscaler prints lines between the rows
 os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
 
 from tests.autoscaling import AutoscalingCluster, NodeType  # isort: skip  # before ray
@@ -55,8 +55,8 @@ from penstock.trial import Config
 
 HALVING = partial(ps.SuccessiveHalving, max_budget=16, reduction=4)
 TRIALS = 16
-NODES, UNIT, IDLE = 4, 1.5, 1.0  # of the cluster; seconds of a unit there, and for which an idle worker is kept
-START = 0.1  # seconds that a simulated trial needs: what a resize is to take at most
+NODES, UNIT, IDLE = 4, 1.5, 1.0  # nodes of the cluster, seconds of a unit there, seconds that an idle worker is kept
+START = 0.1  # seconds that a simulated trial needs to start: the goal for a resize
 SPACE = {"lr": ps.loguniform(1e-2, 0.3), "momentum": ps.uniform(0.0, 0.9)}
 
 
@@ -65,18 +65,18 @@ SPACE = {"lr": ps.loguniform(1e-2, 0.3), "momentum": ps.uniform(0.0, 0.9)}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a study of two real workers came to."""
+    """The figures of a study on two real workers."""
 
     seconds: float  # from the first report to the last
     curves: list[list[float]]
     best: int
     unit: float  # seconds of a unit on one device
     scaling: dict[int, float]  # seconds of a step, by the number of devices
-    spread: int  # units that a trial had both devices for
+    spread: int  # units in which a trial had both devices
 
 
 def halved(dir: str, sharing: str) -> Outcome:
-    """16 trials for 1 unit, 4 for 4 and 1 for 16, in float64, where the number of devices leaves no trace."""
+    """16 trials for 1 unit, 4 for 4 and 1 for 16, in float64, where the number of devices changes no result."""
     task, algorithm = Images(dtype=torch.float64, count=384), HALVING()
     study = ps.Study(task, SPACE, metric="loss", mode="min", algorithm=algorithm, trials=TRIALS, name=sharing, dir=dir)
     result = study.run(workers=2, sharing=sharing, progress=False)
@@ -84,7 +84,7 @@ def halved(dir: str, sharing: str) -> Outcome:
     reports = [event for event in events if isinstance(event, Reported)]
     spread = {(e.trial, e.attempt) for e in events if isinstance(e, Placed) and len(e.devices) > 1}
     return Outcome(
-        reports[-1].clock - reports[0].clock,  # starting the workers is neither's
+        reports[-1].clock - reports[0].clock,  # without the start of the workers
         [[point["loss"] for point in trial.curve] for trial in result.trials],
         result.best.number,
         median(event.usage.device_seconds for event in reports[:TRIALS]),
@@ -94,7 +94,7 @@ def halved(dir: str, sharing: str) -> Outcome:
 
 
 def difference(one: Outcome, other: Outcome) -> float:
-    """The largest, relative; both have trained the same trials as far."""
+    """The largest relative difference between two runs of the same trials to the same budgets."""
     if [len(curve) for curve in one.curves] != [len(curve) for curve in other.curves] or one.best != other.best:
         raise AssertionError(f"Other trials were promoted: {one.curves} and {other.curves}")
     pairs = zip(chain(*one.curves), chain(*other.curves), strict=True)
@@ -102,7 +102,7 @@ def difference(one: Outcome, other: Outcome) -> float:
 
 
 def simulated(devices: int, unit: float, curve: Curve, **how: Any) -> float:
-    """Seconds of the study of 16 trials on a cluster that is not there; a trial takes ``START`` to begin or go on."""
+    """Seconds of the study of 16 trials on a simulated cluster; a trial takes ``START`` to begin or to continue."""
 
     def look_up(config: Config) -> ps.Tabulated:
         return ps.Tabulated({"loss": [config["lr"] / n for n in range(1, 17)]}, seconds=unit)
@@ -117,7 +117,7 @@ def simulated(devices: int, unit: float, curve: Curve, **how: Any) -> float:
 def halving(rounds: int = 2) -> Iterator[Row]:
     pairs = []
     for _ in range(rounds):
-        with tempfile.TemporaryDirectory() as dir:  # nothing is known from an earlier study
+        with tempfile.TemporaryDirectory() as dir:  # a new folder has no profiles of an earlier study
             pairs.append((halved(dir, "solo"), halved(dir, "distributed")))
     ratio = median(fixed.seconds / elastic.seconds for fixed, elastic in pairs)
     far = max(difference(elastic, fixed) for fixed, elastic in pairs)
@@ -148,14 +148,14 @@ def halving(rounds: int = 2) -> Iterator[Row]:
 
 
 def sleeper(trial: Any) -> None:
-    """A trial that needs a device, and none of this machine's cores."""
+    """A trial that holds a device, but uses none of this machine's cores."""
     for unit in range((trial.state or 0) + 1, 17):
         time.sleep(UNIT)
         trial.report(unit, loss=trial.config["lr"] / unit, state=unit)
 
 
 def followed(cluster: Cluster, nodes: Callable[[], int]) -> tuple[float, list[tuple[float, int]]]:
-    """How long the study takes on a cluster, and how many nodes it had when, in seconds from its start."""
+    """The seconds that the study takes on a cluster, and its number of nodes over time, in seconds from its start."""
     samples: list[tuple[float, int]] = []
     over = threading.Event()
 

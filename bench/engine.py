@@ -1,13 +1,13 @@
-"""What the engine costs, against the real alternatives, as ratios within one run.
+"""The cost of the engine, against the real alternatives, as ratios within one run.
 
     python bench/engine.py [--json] [control] [memory] [training] [start] [whole] [fused]
 
 control   2,000 trials that do nothing, ASHA, one process: reports a second; trials a second against Optuna with SQLite
-memory    what 20,000 trials hold beyond 2,000, and how much of it is the trials themselves
+memory    the memory of 20,000 trials beyond that of 2,000, and the part of it that the trials themselves take
 training  one trial through Penstock, checkpoints included, against the same loop in plain PyTorch
 start     importing penstock, and `penstock --help`
 whole     64 trials of ASHA on digits against Optuna's loop with its SuccessiveHalvingPruner, per epoch trained
-fused     the same study fused against solo, and what measuring and coming and going cost
+fused     the same study fused against solo, and the cost of measuring and of trials that enter and leave
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def deep_size(value: object, seen: set[int]) -> int:
 
 
 def hold(trials: int) -> None:
-    """Run in a process of its own: what a study of so many trials adds to the process, and its trials' part of that."""
+    """Run in a process of its own: print the memory that a study of so many trials adds, and its trials' part."""
     with tempfile.TemporaryDirectory() as dir:
         trivial_study(10, dir).run(progress=False)
         before = resident()
@@ -261,7 +261,7 @@ def whole(pairs: int = 9) -> list[Row]:
 
 
 def fused(pairs: int = 7) -> list[Row]:
-    """The same study solo and fused, and what measuring and coming and going cost a longer one."""
+    """The same study solo and fused, and the cost of measuring and of trials that enter and leave in a longer one."""
     seeds = {sharing: iter(range(pairs + 1)) for sharing in ("solo", "auto")}
 
     def digits_study(dir: str, max_budget: int, **settings: Any) -> ps.Study:
@@ -273,11 +273,11 @@ def fused(pairs: int = 7) -> list[Row]:
             digits_study(dir, 27, seed=next(seeds[sharing])).run(progress=False, sharing=sharing)
 
     for sharing in seeds:
-        run(sharing)  # torch imports half of itself with the first optimizer
+        run(sharing)  # a first run, because torch imports many modules with the first optimizer
     solo, together = interleaved([partial(run, sharing) for sharing in seeds], pairs)
     ratio = statistics.median(a / b for a, b in zip(solo, together, strict=True))
     with tempfile.TemporaryDirectory() as dir:
-        digits_study(dir, 243).run(progress=False)  # leaves a profile in the folder
+        digits_study(dir, 243).run(progress=False)  # this study leaves a profile in the folder
         numbers = count()
 
         def longer(known: bool) -> None:
@@ -297,14 +297,14 @@ def fused(pairs: int = 7) -> list[Row]:
 
 
 def measuring(run: Callable[[], None]) -> float:
-    """The share of a run that measuring costs: its steps, less what as many take at the size that was chosen.
+    """The fraction of a run that measuring costs: the time of its steps, less that of as many at the chosen size.
 
-    Whatever a trial steps alone, ahead of the bundle, is counted in full; finding a way to fuse is not, as a bundle
-    whose size is known does that too.
+    Steps that a trial takes alone, ahead of the bundle, are counted in full. Finding a way to fuse is not counted: a
+    bundle whose size is known does that too.
     """
     from penstock.training.fused.bundle import Fused
 
-    steps: list[tuple[bool, int, float]] = []  # whether it is measured, trials, seconds
+    steps: list[tuple[bool, int, float]] = []  # whether the step is part of a measurement, its trials, its seconds
     alone, finding = 0.0, 0.0
     plain, plain_alone, plain_find = Fused.step, Fused.step_alone, Fused._find_way
 
@@ -331,15 +331,15 @@ def measuring(run: Callable[[], None]) -> float:
         run()
         whole = time.perf_counter() - began
     most = max(trials for measured, trials, _ in steps if measured)
-    # The first trial is ahead by what it stepped alone, so that later steps have more trials than most measured ones.
+    # Later steps with nearly as many trials as the largest measured one give the time of a step per trial.
     later = [seconds / trials for measured, trials, seconds in steps if not measured and trials >= 0.9 * most]
-    each = statistics.median(later) if later else 0.0  # where none is as large, all of it is lost
+    each = statistics.median(later) if later else 0.0  # without a step of that size, all measuring counts as lost
     extra = sum(seconds - trials * each for measured, trials, seconds in steps if measured)
     return (alone + extra - finding) / whole
 
 
 def moving(run: Callable[[], None]) -> tuple[float, float]:
-    """Seconds that a run spends on bringing trials into bundles and out of them, and in all."""
+    """Seconds that a run spends on moving trials into and out of bundles, and its seconds in all."""
     from penstock.training.fused.bundle import Fused
 
     spent, plain = 0.0, {name: getattr(Fused, name) for name in ("enter", "leave", "_arrange")}
@@ -362,7 +362,7 @@ def moving(run: Callable[[], None]) -> tuple[float, float]:
 
 
 def interleaved(things: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
-    """The seconds of each thing in each round, one after another so that whatever slows one slows all."""
+    """The seconds of each callable in each round; they alternate, so that a slow machine slows all of them."""
     times: list[list[float]] = [[] for _ in things]
     for _ in range(rounds):
         for thing, spent in zip(things, times, strict=True):

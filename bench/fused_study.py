@@ -4,8 +4,8 @@
 
 Random search through the engine, sharing fused: trials with learning rates of their own, evaluated after every unit.
 A unit is an epoch over the network's training data, repeated --copies times (25 make it as long as CIFAR's). fusion.py
-has what its steps alone reach; here come measuring the bundle size, the faster step that is made when enough steps are
-certain, and all that the engine does. Solo is one trial of one unit in the same way.
+times the steps alone. This bench adds the measuring of the bundle size, the making of the faster step once enough steps
+are certain, and all work of the engine. Solo is one trial of one unit, run in the same way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.training.fused.speeding import Speeding
 
 
 def longer(name: str, precision: str, copies: int) -> ps.Task:
-    """A network's task with epochs of so many times its training data."""
+    """A network's task whose epoch is ``copies`` times its training data."""
     task = copy.copy(TASKS[name][0])
     (x, y), valid = task.data(TASKS[name][1])
     data = (x.repeat(copies, *[1] * (x.dim() - 1)), y.repeat(copies, *[1] * (y.dim() - 1))), valid

@@ -1,18 +1,18 @@
 """Many trials on one GPU: model steps a second of every public way to train them, and of Penstock.
 
-    python bench/fusion.py --goals                   what goals are set for, one size of each way: ten minutes
+    python bench/fusion.py --goals                   the cases that have goals, one size of each way: ten minutes
     python bench/fusion.py [--network rn18/8] [--way vmap] [--precision bf16] [--sizes 16,128] [--quick] [--benchmark]
                            [--profile] [--json]
     python bench/fusion.py --device cpu --quick      a smoke test without a GPU: batches of 8, few sizes
 
-eager    one after another, as written
-graph    one after another, the whole step captured as a CUDA graph
+eager    trials one after another, with the step as written
+graph    trials one after another, the whole step captured as a CUDA graph
 vmap     torch.func: `vmap` over the loss, ordinary backward on the sum, torch.optim on the stacked parameters
 math     the same with attention spelt out, where `vmap` fails in the backward of the fused attention
-grouped  one convolution with groups=F, BatchNorm over F·C channels, baddbmm: what HFTA and Hydro do
+grouped  one convolution with groups=F, BatchNorm over F·C channels, baddbmm, as in HFTA and Hydro
 penstock one bundle in the fused mode, with plain steps
 captured the same with its step captured as a CUDA graph
-compiled the same with its step compiled (and then captured), as it is once enough steps are certain
+compiled the same with its step compiled (and then captured), as in a study once enough steps are certain
 mps      16 processes under MPS, by graphs or eager, whichever is faster
 
 A model step is one forward, backward and optimizer step of one model; steps are summed over the models. fp32 allows
@@ -22,14 +22,15 @@ their initial weights, the easiest case for the public ways: one torch.optim ste
 floor: the fewest bytes a step moves, at 4.8 TB/s (H200). Convolution, linear, attention, BatchNorm and LayerNorm read
 their inputs and write their output; backward they read the output's gradient and the inputs and write the inputs'
 gradients: 3 × inputs + 2 × output. The loss reads the logits and writes their gradient; an embedding's output is
-written and its gradient read. All else is fused into these. A parameter is read forward and backward, and it and each
-of the optimizer's tensors are read and written by the update, in fp32; its gradient never leaves the chip. Nothing for
-the batch, which the models share. By this count rn18/8 in bf16 could do 12,000 a second and mlp512 97,000.
+written and its gradient read. All other operators are fused into these. A parameter is read forward and backward. The
+update reads and writes the parameter and each of the optimizer's tensors, in fp32; the gradient never leaves the chip.
+The batch counts for nothing, because the models share it. By this count rn18/8 in bf16 could do 12,000 a second and
+mlp512 97,000.
 
 differs: the greatest relative difference between the losses of the row's last trial over its first 8 steps and those of
 the same trial alone, eager, in the same precision. control: the same between that run and one whose batches have their
-rows permuted, which is what rounding alone does. GB: the most that steps hold while they are timed; "made with" says
-what the first ones took, where that is more: those that find and check a faster way.
+rows permuted, which shows the effect of rounding alone. GB: the most memory that steps hold while they are timed. "made
+with" is the memory of the first steps, which find and check a faster way, where that is more.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from bench.ways import eager, graph, grouped, math_vmap, penstock, vmap
 
 SIZES = {"mlp512": (1, 4, 16, 64, 128, 256), "rn18/8": (1, 4, 16, 64, 128, 512), "rn18": (1, 2, 4)}
 SIZE = (1, 4, 16, 64, 128)
-GOALS = {  # how many trials Penstock trains at once
+GOALS = {  # the number of trials that Penstock trains at once, for each case with a goal
     ("rn18/8", "bf16"): 512,
     ("rn18/8", "fp32"): 256,
     ("mlp512", "fp32"): 256,
@@ -59,7 +60,7 @@ GOALS = {  # how many trials Penstock trains at once
     ("mobilenet/8", "bf16"): 128,
     ("rn18", "bf16"): 4,
 }
-OTHERS = 128  # at most that many by the other ways, which gain nothing from more
+OTHERS = 128  # the most trials of the other ways, which gain nothing from more
 
 
 ways: dict[str, Callable[[Network, int, str], Row]] = {
@@ -99,12 +100,12 @@ def rows(
 
 
 def attempted(way: str, network: Network, size: int, precision: str) -> Row:
-    """The row, or one without numbers that says why there are none."""
+    """The row of a way, or a row without numbers that says why there are none."""
     try:
         return ways[way](network, size, precision)
     except torch.cuda.OutOfMemoryError:
         note = "out of memory"
-    except Exception as error:  # a failure of one way is what its row says, and the others go on
+    except Exception as error:  # the row says why its way failed, and the other ways go on
         note = f"fails: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
     nothing = dict.fromkeys(("rate", "memory", "share", "differs", "control"))
     return {"network": network.name, "precision": precision, "size": size, **nothing, "note": note}

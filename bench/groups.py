@@ -69,12 +69,12 @@ def runtime(trial: SimulatedTrial) -> float:
 
 @cache
 def bounds(one: Instance, seconds: float = 2.0) -> tuple[float, float]:
-    """At least, and at most, what the best schedule takes that gives each trial one share and never moves it.
+    """A lower and an upper bound on the best makespan, where each trial has one share and never moves.
 
-    CP-SAT chooses shares and starts such that at no time more than all devices are given away. A whole share may be
-    any devices, so for those that is enough: at each start as many devices are free as it wants. Fractions must come
-    together on one device, which is left out here. So what is proven is at least a lower bound, and where its
-    solution can be dealt out to devices it is the optimum. Runtimes are rounded down to about 1/3,000 of the makespan.
+    CP-SAT chooses shares and starts such that the shares never add up to more than the devices. For whole devices that
+    is enough: a trial may have any of them, and at its start as many are free as it wants. Fractions must also add up
+    on single devices, which the model leaves out. So CP-SAT proves a lower bound, and where its solution can be dealt
+    out to devices, that bound is the optimum. Runtimes are rounded down to about 1/3,000 of the makespan.
     """
     n, curve = one.devices, one.curve
     shares = [1 / p for p in range(curve.most, 1, -1)] + [float(w) for w in range(1, min(curve.widest, n) + 1)]
@@ -105,7 +105,7 @@ def bounds(one: Instance, seconds: float = 2.0) -> tuple[float, float]:
     solver.parameters.num_workers = 1
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.random_seed = 0
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):  # not in time
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):  # the solver ran out of time
         return solver.best_objective_bound / scale, math.inf
     picked = [shares[[solver.value(x) for x in xs].index(1)] for xs, _ in chosen]
     rows = [(solver.value(s), i) for i, s in enumerate(starts)]
@@ -116,8 +116,8 @@ def bounds(one: Instance, seconds: float = 2.0) -> tuple[float, float]:
 
 
 def dealt(rows: Sequence[tuple[int, int]], shares: Sequence[float], times: Sequence[int], devices: int) -> bool:
-    """Whether trials that start then can be dealt out to devices, fractions onto the fullest that has room."""
-    held: list[list[tuple[int, float]]] = [[] for _ in range(devices)]  # (end, share) on each
+    """Whether trials with these starts can be dealt out to devices, each fraction onto the fullest that has room."""
+    held: list[list[tuple[int, float]]] = [[] for _ in range(devices)]  # (end, share) of the trials on each device
     for start, i in sorted(rows, key=lambda row: (row[0], -shares[row[1]])):
         free = [1 - sum(s for end, s in ones if end > start) for ones in held]
         if shares[i] >= 1:
@@ -149,7 +149,7 @@ def toy() -> list[Row]:
 def optimum(groups: int) -> list[Row]:
     ratios: dict[str, list[float]] = {name: [] for name in SCHEDULERS}
     proven = worse = 0
-    theorem_1, theorem_2 = [], []  # the seeds that break them
+    theorem_1, theorem_2 = [], []  # the seeds that break each theorem
     for seed in range(groups):
         one = instance(seed)
         took = {name: makespan(scheduler, one) for name, scheduler in SCHEDULERS.items()}
@@ -185,14 +185,14 @@ def optimum(groups: int) -> list[Row]:
 
 
 def promise(one: Instance, best: float) -> float:
-    """What theorem 2 of Fluid says that StaticFluid stays below, if a best schedule takes no more than ``best``."""
+    """Fluid's theorem 2: StaticFluid's makespan stays below this, if the best schedule takes at most ``best``."""
     alpha, beta = max(one.alpha, 1 + 1e-9), max(one.beta, 1 + 1e-9)
     longest = max(map(runtime, one.trials))
     return max(2 * best + longest * math.pow(alpha, 1 / (alpha - 1)), 2 * best * math.pow(beta, 1 / (beta - 1) - 1))
 
 
 def without_overhead(curve: Curve) -> Curve:
-    """The ideal of theorem 1: however wide a trial is, it takes the same device seconds."""
+    """The ideal curve of theorem 1: a trial takes the same device seconds at every width."""
     return Curve(tuple(range(1, curve.most + 1)), tuple(1 / w for w in range(1, curve.widest + 1)))
 
 

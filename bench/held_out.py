@@ -1,11 +1,11 @@
-"""Whole random studies on simulated clusters: each scheduler against fifo, which is what doing nothing comes to.
+"""Whole random studies on simulated clusters: each scheduler against fifo, which stands for doing nothing.
 
     python bench/held_out.py [--studies N] [--seed S] [--only WORD] [--target] [--each] [--json]
 
-A study is drawn from its number: its algorithm (whose work does not depend on the order of reports), its curves
-(LCBench), what sharing and spreading cost (Gavel, AdaptDL, or made up), 1 to 64 devices, what starting and stopping
-cost. Each scheduler runs the same study. --target ends each study at a score that a few of its reports reach.
---only leaves out studies whose description has not the word; --each has a row for every study.
+A study is drawn from its number: its algorithm (whose work does not depend on the order of reports), its learning
+curves (LCBench), its costs of sharing and spreading (Gavel, AdaptDL, or made up), 1 to 64 devices, its costs of
+starting and stopping. Each scheduler runs the same study. --target ends each study at a score that a few of its reports
+reach. --only runs the studies whose description has the word; --each prints a row for every study.
 
 Needs ../shared/data (or PENSTOCK_DATA).
 """
@@ -34,19 +34,19 @@ from penstock.log.events import read
 from penstock.trial import Config
 
 SCHEDULERS = ("fifo", "static_fluid", "dynamic_fluid", "waterfill")
-ALLOWED = 1.02  # of fifo's makespan, for any study
-ROWS = 24  # of a table, that a grid goes through
-REACHED = 0.03  # the part of a study's reports that reach the target
+ALLOWED = 1.02  # the most that any study's makespan may be, relative to fifo's
+ROWS = 24  # rows of a table that a grid goes through
+REACHED = 0.03  # the fraction of a study's reports that reach the target
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A study, by the number it was drawn from."""
+    """A study that was drawn from a number."""
 
     number: int
     table: int
-    kinds: int  # signatures
+    kinds: int  # how many signatures its trials have
     algorithm: Callable[[], Any]
     trials: int | None
     cluster: ps.Simulated
@@ -114,7 +114,7 @@ def _curve(rng: random.Random) -> tuple[ps.Curve, str]:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a study came to by a scheduler: seconds of the virtual clock, and real seconds of each decision."""
+    """The times of a study with a scheduler: seconds of the virtual clock, and real seconds of each decision."""
 
     seconds: float
     scores: list[float]
@@ -122,7 +122,7 @@ class Ran:
 
 
 def run(one: Drawn, scheduler: str, target: float | None = None) -> Ran:
-    """Run a study. What sharing and spreading cost is known, as it is from an earlier study."""
+    """Run a study, after a short study of the same task in the same folder; the times are of the second."""
     table = tabulated(one.table)
 
     def look_up(config: Config) -> ps.Tabulated:
@@ -195,7 +195,7 @@ def compare(numbers: Sequence[int], only: str, target: bool) -> Iterator[Row]:
 
 
 def summary(rows: Sequence[Row], goal: str) -> Iterator[Row]:
-    """Each scheduler against fifo: the mean, the worst, how often it was slower, and how long it thought."""
+    """Each scheduler against fifo: the mean, the worst, how often it was slower, and the time of its decisions."""
     parts = {"that share or spread": [r for r in rows if r["sharing"]], "others": [r for r in rows if not r["sharing"]]}
     for part, ours in parts.items():
         for name in SCHEDULERS[1:] if ours else ():
@@ -220,7 +220,7 @@ def summary(rows: Sequence[Row], goal: str) -> Iterator[Row]:
 def main(arguments: list[str]) -> None:
     if absent := missing():
         raise SystemExit(f"bench/held_out.py needs {', '.join(absent)}")
-    given = dict(pairwise(arguments))  # by the word before it
+    given = dict(pairwise(arguments))  # each argument by the option before it
     first, count = int(given.get("--seed", 0)) * 100_000, int(given.get("--studies", 200))
     target = "--target" in arguments
     rows = []

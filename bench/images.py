@@ -1,4 +1,4 @@
-"""What bench/elastic.py trains, and when its steps were taken."""
+"""The task that bench/elastic.py trains, and the times of its steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import penstock as ps
 from penstock.trial import Config
 
 Row = dict[str, Any]
-Steps = list[tuple[float, float, int]]  # began, ended, the process
+Steps = list[tuple[float, float, int]]  # when each step began and ended, and its process
 CONFIG: Config = {"lr": 0.01, "momentum": 0.9}
 
 
 class Images(ps.Task):
     """A small convolutional network on generated images, in batches of 64.
 
-    ``times`` is the folder where its steps are written down; ``hidden`` decides how many parameters there are.
+    ``times`` is the folder where the times of its steps are written; ``hidden`` sets the number of parameters.
     """
 
     batch_size = 64
@@ -65,7 +65,7 @@ class Images(ps.Task):
 
 
 class Timed(torch.optim.SGD):
-    """Writes down when the step that it ends began and ended."""
+    """SGD that writes down when each training step began and ended."""
 
     began = 0.0
 
@@ -81,7 +81,7 @@ class Timed(torch.optim.SGD):
 
 
 def taken(folder: Path, since: float = 0.0) -> Steps:
-    """The steps that began after an instant, in the order in which they did."""
+    """The steps that began after the instant ``since``, in the order of their beginnings."""
     steps = []
     for file in folder.iterdir():
         if file.name.isdecimal():

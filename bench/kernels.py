@@ -1,12 +1,12 @@
-"""Penstock's kernels one by one: the time of each for one trial of many, and the share of a copy's bandwidth.
+"""Penstock's kernels one by one: the time of each per trial, and its fraction of a copy's bandwidth.
 
     python bench/kernels.py [--trials 128] [--json]
 
 The shapes are layers of rn18/8 and mobilenet/8 (batch 256) and of the character transformer (batch 64), in bf16. A
 kernel's bytes are its inputs read once and its outputs written once; the bandwidth is that of a device-to-device copy
-in the same run. torch: what the fused mode runs without kernels, for all trials at once: grouped convolutions in
-channels-last, BatchNorm and ReLU forward, scaled_dot_product_attention. All are launched while the device is busy: a
-captured step pays no launching either.
+in the same run. torch: the operators that the fused mode uses without kernels, for all trials at once: grouped
+convolutions in channels-last, BatchNorm and ReLU forward, scaled_dot_product_attention. All are launched while the
+device is busy, because a captured step has no launch overhead either.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 
 Run = Callable[..., object]
-Row = tuple[str, float, int, float | None]  # what, microseconds and bytes of all trials, microseconds of torch's own
+Row = tuple[str, float, int, float | None]  # name, microseconds and bytes of all trials, microseconds of torch
 BATCH = 256
-BUSY = 4_000_000  # cycles, about two milliseconds
+BUSY = 4_000_000  # cycles that the device is kept busy: about two milliseconds
 LAYERS = {  # channels, outputs, height and width, taps, stride
     "stem 3×3": (3, 8, 32, 3, 1),
     "stage 1 3×3": (8, 8, 32, 3, 1),
@@ -81,7 +81,7 @@ def convolution(trials: int, channels: int, made: int, size: int, taps: int, str
 
 
 def torchs(images: torch.Tensor, weight: torch.Tensor, stride: int, groups: int) -> tuple[Run, Run]:
-    """Torch's own convolution, and its gradient by one or the other."""
+    """Torch's own convolution, and its gradient with respect to the images or the weight."""
     forward = partial(F.conv2d, images, weight.requires_grad_(), None, stride, weight.shape[-1] // 2, 1, groups)
     out = forward()
     d = torch.randn_like(out)

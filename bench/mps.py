@@ -1,4 +1,4 @@
-"""Trials in processes that share a GPU under MPS, for bench/fusion.py: by graphs or eager, whichever is faster.
+"""Trials in processes that share a GPU under MPS, for bench/fusion.py: with CUDA graphs or eager, whichever is faster.
 
 python bench/mps.py DEVICE TRIAL [--benchmark]      one of the processes: it answers requests, a line each
 """
@@ -67,7 +67,7 @@ class Pool:
         subprocess.run(command, env=self.environment, input=say, text=True, check=True, timeout=30)
 
     def ask(self, **request: Any) -> list[Any]:
-        """The same request to all at once; their answers."""
+        """Send the same request to all workers at once; gives their answers."""
         for worker in self.workers:
             assert worker.stdin is not None
             worker.stdin.write(json.dumps(request) + "\n")
@@ -101,7 +101,7 @@ class Pool:
 
 
 def memory_elsewhere() -> int:
-    """Bytes of the GPU that other processes hold, their contexts among them."""
+    """Bytes of the GPU that other processes hold, including their contexts."""
     free, total = torch.cuda.mem_get_info()
     return total - free - torch.cuda.memory_reserved()
 
@@ -127,7 +127,7 @@ def mps(network: Network, size: int, precision: str) -> Row:
 
 
 def worker(trial: int, device: torch.device) -> None:
-    """Answers on standard output: the first losses when given a network, its steps a second when given seconds."""
+    """Answer requests on standard output: with the first losses for a network, with steps a second for seconds."""
     step: Step | None = None
     batches: list[Batch] = []
     for line in sys.stdin:
@@ -145,7 +145,7 @@ def worker(trial: int, device: torch.device) -> None:
             else:
                 assert step is not None
                 answer = steps_within(step, batches, request["seconds"], device)
-        except Exception as error:  # for the one who asked, who has other requests
+        except Exception as error:  # the error is an answer: the bench goes on with other requests
             answer = f"{type(error).__name__}: {error}"
         print(json.dumps(answer), flush=True)
 
@@ -153,7 +153,7 @@ def worker(trial: int, device: torch.device) -> None:
 def steps_within(step: Step, batches: Sequence[Batch], seconds: float, device: torch.device) -> float:
     feed, count, began = cycle(batches), 0, time.perf_counter()
     while (spent := time.perf_counter() - began) < seconds:
-        for batch in islice(feed, 4):  # few, so that no process has much queued when its time is over
+        for batch in islice(feed, 4):  # few batches, so that no process has much queued when its time is over
             step(batch)
         synchronize(device)
         count += 4

@@ -31,7 +31,7 @@ Split = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @cache
 def images(rows: int = 2560) -> Split:
-    """Ten classes of noisy 3×32×32 images, as CIFAR's in shape: a speed does not ask what they show."""
+    """Ten classes of noisy 3×32×32 images, in the shape of CIFAR's: their content does not change the speed."""
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(10, (rows,), generator=generator)
     x = torch.randn(10, 3, 32, 32, generator=generator)[y] / 2 + torch.randn(rows, 3, 32, 32, generator=generator)
@@ -40,7 +40,7 @@ def images(rows: int = 2560) -> Split:
 
 @cache
 def characters(context: int = 128) -> Split:
-    """Windows of tinyshakespeare, each with the character that follows every character."""
+    """Windows of tinyshakespeare, each with the next character for every character."""
     folder = Path(os.environ.get("PENSTOCK_DATA") or Path(__file__).parents[2] / "shared" / "data")
     path = folder / "text" / "tinyshakespeare.txt"
     if path.exists():
@@ -213,7 +213,7 @@ BANDWIDTH = 4.8e12  # bytes a second, H200
 class Network:
     """A task, its batches on a device, and the initial weights of its trials."""
 
-    profiled = False  # whether what its steps spend their time on is wanted
+    profiled = False  # whether to print the kernels that its steps spend their time on
 
     def __init__(self, name: str, device: torch.device, batch_size: int | None, seconds: float) -> None:
         self.name, self.device, self.seconds = name, device, seconds
@@ -234,7 +234,7 @@ class Network:
         return self._initial[trial]
 
     def skip(self, trials: int) -> None:
-        """Make no weights for the first trials, which others train."""
+        """Make no weights for the first trials, which other processes train."""
         self._initial = [{}] * trials
 
     def stacked(self, size: int) -> dict[str, Tensor]:
@@ -248,7 +248,7 @@ class Network:
         return [(self.laid_out(x, precision), y.to(self.device)) for x, y in islice(pairs, 8)]
 
     def laid_out(self, x: Tensor, precision: str) -> Tensor:
-        """On the device, in channels-last where the network and precision ask for it."""
+        """A tensor on the device, in channels-last where the network and the precision need that."""
         last = self.convolutional and precision == "bf16"
         return x.to(self.device, memory_format=torch.channels_last if last else torch.preserve_format)
 
@@ -269,7 +269,7 @@ class Network:
 
 
 class Traffic(TorchFunctionMode):
-    """Counts the bytes that a step's activations and their gradients move, as said at the top of fusion.py."""
+    """Counts the bytes that a step's activations and their gradients move, by the rules at the top of fusion.py."""
 
     def __init__(self, itemsize: int) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ class Traffic(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
-        # Neither a parameter, counted apart, nor the batch, which needs no gradient.
+        # Neither parameters, which are counted apart, nor the batch, which needs no gradient, count here.
         read = sum(
             value.numel()
             for value in args

@@ -1,8 +1,8 @@
-"""What it is worth that a trial's workers are together on a node (RubberBand §4.4): a section of bench/elastic.py.
+"""The gain of having a trial's workers together on one node (RubberBand §4.4): a section of bench/elastic.py.
 
-The nodes are two network namespaces of this machine, which any user may make where the system allows it, with a pair
-of virtual interfaces between them that lets through 1 Gbit/s each way. They have the same two cores: with four workers,
-a step's computing is no faster than with two, wherever they are, and only what goes over the link differs.
+The nodes are two network namespaces of this machine, which any user may make where the system allows it. A pair of
+virtual interfaces between them carries 1 Gbit/s each way. The nodes share the same two cores: with four workers a step
+computes no faster than with two, wherever they are, and only the traffic over the link differs.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def links() -> Iterator[Row]:
 
 
 def measure() -> None:
-    """In a namespace of its own, which is one node: make the other, and print what trials on them come to."""
-    other = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE)  # it ends with this process
+    """Run in a namespace of its own, which is one node: make the other node, and print the throughput of trials."""
+    other = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE)  # the node ends with this process
     here = os.readlink("/proc/self/ns/net")
     while os.readlink(f"/proc/{other.pid}/ns/net") == here:
         time.sleep(0.01)
@@ -88,7 +88,7 @@ def throughput(nodes: list[int], inside: list[str]) -> float:
                 [*(inside if node else []), sys.executable, __file__, HOSTS[node], str(rank), str(len(nodes)), folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},  # that hosts have no names is no news
+                env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},  # hides warnings that these hosts have no names
                 text=True,
             )
             for rank, node in enumerate(nodes)
@@ -107,7 +107,7 @@ def throughput(nodes: list[int], inside: list[str]) -> float:
 
 
 def serve(host: str, rank: int, count: int, folder: str) -> None:
-    """One worker of the trial: the first says where they meet, and the others are told."""
+    """Run one worker of the trial: the first prints the address where they meet, and the others are given it."""
     worker = Worker(Job(Images(folder, hidden=512), 0, "loss", "min", States.of(Path(folder) / "states")), "cpu", host)
     meeting = "" if rank == 0 else sys.stdin.readline().strip()
     placed = (Placement(0, 1, CONFIG, EPOCHS),)
@@ -125,16 +125,16 @@ def serve(host: str, rank: int, count: int, folder: str) -> None:
 
 
 def counts(loads: int = 200) -> Iterator[Row]:
-    """Nodes that a trial is on, while loads of trials of 2 and 4 devices follow each other on 4 nodes of 8 devices."""
+    """The nodes per trial, while loads of trials of 2 and 4 devices follow each other on 4 nodes of 8 devices."""
     devices = {f"{n}/{i}": Device(f"{n}/{i}", "gpu", 0, f"node {n}") for n in range(4) for i in range(8)}
-    dealt = [f"{n}/{i}" for i in range(8) for n in range(4)]  # a node after the other in turn
+    dealt = [f"{n}/{i}" for i in range(8) for n in range(4)]  # devices in turn from each node
     rng = random.Random(0)
     arranged: dict[int, list[int]] = {2: [], 4: []}
     scattered: dict[int, list[int]] = {2: [], 4: []}
     held: dict[int, tuple[str, ...]] = {}
     sizes: dict[int, int] = {}
     for number in range(loads):
-        sizes = {trial: size for trial, size in sizes.items() if rng.random() < 0.7}  # the others have ended
+        sizes = {trial: size for trial, size in sizes.items() if rng.random() < 0.7}  # the other trials have ended
         while (left := 32 - sum(sizes.values())) > 0:
             sizes[1000 * number + len(sizes)] = min(left, rng.choice((2, 4)))
         held = arrange(devices, {trial: held[trial] for trial in held if trial in sizes}, sizes)

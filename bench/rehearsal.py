@@ -1,10 +1,10 @@
-"""How well a rehearsal foretells a real study: five tasks on two worker processes, and simulated from what they left.
+"""How well a rehearsal predicts a real study: five tasks on two worker processes, and simulated from their profiles.
 
     python bench/rehearsal.py [--json] [TASK ...]
 
-Each study runs for real first, on two workers of this machine that nothing was measured on before. Its rehearsal then
-runs on a simulated cluster made of the profiles that the study left, and is to take as long by its own clock. The goal
-is 15% at the median.
+Each study runs for real first, on two workers of this machine, without earlier measurements. Its rehearsal then runs on
+a simulated cluster made of the profiles that the study left. The goal is a duration within 15% of the real one, at the
+median of the tasks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Digits(ps.Task):
 
 
 class Wide(Digits):
-    """Layers so wide that trials gain little by company."""
+    """Layers so wide that trials gain little by fusing."""
 
     def model(self, config: Config) -> nn.Module:
         return nn.Sequential(nn.Linear(64, 768), nn.ReLU(), nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 10))
@@ -106,7 +106,7 @@ def seconds(dir: Path) -> float:
 
 
 def compare(name: str) -> dict[str, Any]:
-    """One study for real, and rehearsed."""
+    """Run one study for real, then rehearse it; gives both durations."""
     task, algorithm, trials = STUDIES[name]
     space = {"lr": ps.loguniform(1e-3, 0.3)} | ({"width": ps.choice([32, 64, 128])} if name == "widths" else {})
     with tempfile.TemporaryDirectory() as dir:

@@ -1,7 +1,7 @@
-"""How long a trial stands still while the number of its workers changes: sections of bench/elastic.py.
+"""How long a trial pauses while the number of its workers changes: sections of bench/elastic.py.
 
-Every process writes down when each of its steps began and ended, on the machine's one monotonic clock. A pause is from
-the end of the last step on the old workers, whichever of them took it, to the beginning of the first on the new ones.
+Every process writes down when each of its steps began and ended, on the machine's monotonic clock. A pause lasts from
+the end of the last step on any of the old workers to the beginning of the first step on the new ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.log.states import States
 from penstock.trial import Config
 
 SIZES = (1, 2, 4, 2)
-STEPS = 8  # at least, between two resizes
+STEPS = 8  # the least number of steps between two resizes
 LONG = 10**6
 
 
@@ -40,7 +40,7 @@ LONG = 10**6
 
 
 def train(executor: Executor, attempt: int, devices: range, state: Any, folder: Path) -> Any:
-    """Some steps on these of its devices; gives the state that the trial left with."""
+    """Train some steps on these devices; gives the state that the trial left with."""
     began, size = time.monotonic(), len(devices)
     names, mode = tuple(executor.devices()[i].name for i in devices), "distributed" if size > 1 else "solo"
     placement = Placement(0, attempt, CONFIG, LONG, state)
@@ -59,13 +59,13 @@ def train(executor: Executor, attempt: int, devices: range, state: Any, folder: 
 
 
 def resized(make: Callable[[Job, int], Executor], rounds: int, *, warm: bool) -> list[tuple[str, float]]:
-    """The pauses of 1 → 2 → 4 → 2 → 1 … workers, which are there already if ``warm``, or started for each size."""
+    """The pauses of 1 → 2 → 4 → 2 → 1 … workers; if ``warm`` they are there already, else started for each size."""
     boundaries, sizes = [], (*SIZES * rounds, 1)
     with TemporaryDirectory() as dir, ExitStack() as stack:
         folder, state = Path(dir), None
         job = Job(Images(dir), 0, "loss", "min", States.of(folder / "states"))
         executor = stack.enter_context(closing(make(job, max(SIZES)))) if warm else None
-        if executor is not None:  # each has trained something before
+        if executor is not None:  # every worker has trained before it is timed
             for i in range(max(SIZES)):
                 train(executor, -1 - i, range(i, i + 1), None, folder)
         for attempt, size in enumerate(sizes, 1):
@@ -85,7 +85,7 @@ def resized(make: Callable[[Job, int], Executor], rounds: int, *, warm: bool) ->
 
 
 def tune_images(config: Config) -> None:
-    """The same training by hand, which saves what it needs with each report; its CPUs are threads."""
+    """The same training by hand, which saves its state with each report; its CPUs are threads."""
     held = tune.get_context().get_trial_resources().required_resources["CPU"]
     torch.set_num_threads(int(held))
     task = Images(config["times"])
@@ -149,7 +149,7 @@ def resize() -> Iterator[Row]:
         return ProcessExecutor(job, size)
 
     warm = resized(started, 6, warm=True)
-    first, again = warm[0][1], warm[1:]  # its first gang sees whether batches can be taken in parts, once a signature
+    first, again = warm[0][1], warm[1:]  # the first gang checks, once a signature, whether batches can be divided
     ours = middle(again)
     for move, pause in by_move(again).items():
         yield row("resize", f"Penstock, warm workers, {move}, ms", pause, "at most 100", pause <= 100)

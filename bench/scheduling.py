@@ -1,4 +1,4 @@
-"""What the schedulers are worth: against the true optimum, and in whole studies on simulated clusters.
+"""The quality of the schedulers: against the true optimum, and in whole studies on simulated clusters.
 
     python bench/scheduling.py [--json] [--groups N] [--seeds N] [--algorithm BOHB] [toy] [optimum] [resizing]
                                [decision] [macro] [concurrency] [halving] [mechanisms] [scale]
@@ -6,7 +6,7 @@
 toy          the paper's example, Fluid figure 5
 optimum      random groups, resizing off, against a bound on the optimum by CP-SAT; theorem 2 of Fluid
 resizing     the same groups with trials that move
-decision     what one decision takes
+decision     the time of one decision
 macro        PBT, Hyperband, ASHA, SyncBOHB, BOHB on 4, 8, 16 devices: time to the same target (figures 7 and 8), over
              three seeds or --seeds, of all or --algorithm
 concurrency  ASHA at a fixed concurrency (figure 10), and device seconds to a target by concurrency (figure 3)
@@ -14,7 +14,7 @@ halving      successive halving on 2 to 32 devices (table 2)
 mechanisms   packing alone, scaling alone, runtime variance, overheads (figures 11 to 13)
 scale        a Hyperband study of 113,736 trials on 1,000 devices
 
-The last five but one need ../shared/data (or PENSTOCK_DATA), and are left out where it is not there.
+macro, concurrency, halving and mechanisms need ../shared/data (or PENSTOCK_DATA); without it they are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OF_DATA = ("macro", "concurrency", "halving", "mechanisms")
 
 
 def main(arguments: list[str]) -> None:
-    given = dict(pairwise(arguments))  # by the word before it
+    given = dict(pairwise(arguments))  # each argument by the option before it
     count = int(given.get("--groups", 1000))
     names = [given["--algorithm"]] if "--algorithm" in given else list(clusters.algorithms(4))
     seeds = range(int(given.get("--seeds", 3)))

@@ -1,4 +1,4 @@
-"""What bench/fusion.py says of a way: its steps a second, how far off its losses are, the memory it holds."""
+"""The figures of a way in bench/fusion.py: its steps a second, the error of its losses, the memory it holds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bench.networks import Batch, Network
 from bench.ways import Step, alone
 
 Row = dict[str, Any]
-CHECKED = 8  # steps
+CHECKED = 8  # steps whose losses are checked
 
 
 @cache
 def expected(network: Network, precision: str, trial: int) -> tuple[list[float], float]:
-    """The losses of a trial's first steps alone, and how far they move when each batch's rows are permuted."""
+    """The losses of a trial's first steps alone, and how much they change when each batch's rows are permuted."""
     batches = network.batches(precision)
     order = torch.randperm(network.batch_size, generator=torch.Generator().manual_seed(1)).to(network.device)
     permuted = [(network.laid_out(x[order], precision), y[order]) for x, y in batches]
@@ -45,7 +45,7 @@ def measured(
     """Build the step, check its last trial against the same trial alone, time it."""
     cuda = network.device.type == "cuda"
     curve, control = expected(network, precision, size - 1)
-    network.stacked(size)  # made before, so that the row's memory is its own
+    network.stacked(size)  # made before the memory is measured, because it is not the way's own
     before = reset_memory() if cuda else 0
     step = build(network, size, precision)
     batches = network.batches(precision)
@@ -62,7 +62,7 @@ def measured(
 
 
 def profile(step: Step, batch: Batch, trials: int) -> None:
-    """What one step spends its time on, on standard error: microseconds of one trial by kernel."""
+    """Print the kernels of one step on standard error, with their microseconds per trial."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         step(batch)
         torch.cuda.synchronize()
@@ -98,7 +98,7 @@ def row(
 
 
 def steps_a_second(step: Step, batches: Sequence[Batch], network: Network) -> float:
-    """The median of three timings, each of as many steps as last `network.seconds`."""
+    """The median of three timings, each of as many steps as fit into `network.seconds`."""
     feed, count = cycle(batches), 1
 
     def seconds() -> float:
@@ -120,7 +120,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def held() -> int:
-    """Bytes that nobody else can have: those of tensors, and of what CUDA graphs will write."""
+    """Bytes that other processes cannot use: those of tensors, and those that CUDA graphs will write to."""
     gc.collect()
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved()

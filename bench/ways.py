@@ -19,7 +19,7 @@ from penstock.training.fused.bundle import Fused
 from penstock.training.fused.recipe import Recipe
 from penstock.training.loop import Training
 
-Step = Callable[[Batch], Tensor]  # trains every trial on a batch; their losses before it
+Step = Callable[[Batch], Tensor]  # trains every trial on a batch; gives the losses before the update
 
 
 # One trial alone
@@ -59,7 +59,7 @@ def graph(network: Network, size: int, precision: str) -> Step:
         for _ in range(3):
             train(static)  # type: ignore[arg-type]
     torch.cuda.current_stream().wait_stream(stream)
-    # Back to the start, in place: a graph keeps the addresses that it saw.
+    # The initial weights are put back in place: a graph keeps the addresses that it captured.
     model.load_state_dict(network.initial(size - 1))
     for state in optimizer.state.values():
         for value in state.values():
@@ -119,7 +119,7 @@ def math_vmap(network: Network, size: int, precision: str) -> Step:
 
 
 class GroupedLinear(nn.Module):
-    """F linear layers as one batched product. Takes (B, in), the same for all, (B, F·in) or (F, B, in)."""
+    """F linear layers as one batched product. Takes (B, in), shared by all layers, or (B, F·in), or (F, B, in)."""
 
     def __init__(self, linear: nn.Linear, size: int) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def grouped_layer(layer: nn.Module, size: int) -> nn.Module | None:
 
 
 def grouped(network: Network, size: int, precision: str) -> Step:
-    """The network with its layers exchanged for grouped ones, as HFTA's users write it."""
+    """The network with its layers replaced by grouped ones, as HFTA's users write it."""
     model = network.model()
     for name, layer in list(model.named_modules()):
         if (exchanged := grouped_layer(layer, size)) is not None:
@@ -186,7 +186,7 @@ def grouped(network: Network, size: int, precision: str) -> Step:
 
 
 class Fed(Source):
-    """A training source that gives the batch it was handed last."""
+    """A training source that gives the last batch it was handed."""
 
     batch: Batch
 

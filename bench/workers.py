@@ -1,10 +1,10 @@
-"""How long worker processes take to start, forked from a process that has imported torch against importing it in each.
+"""How long worker processes take to start: forked from a process with torch imported, against importing it in each.
 
     python bench/workers.py [--json] [--rounds 5]
 
 first     two workers, from the start of a program's first study with ``workers=2`` to the first report of each
 next      the same in the program's next study
-replaced  a worker is killed: from then to the first report of the one in its place
+replaced  a worker is killed: from then to the first report of the worker in its place
 
 A study waits for the first report of a worker, so the imports that a worker makes while it trains are counted too.
 """
@@ -48,7 +48,7 @@ CONFIG = {"lr": 0.1}
 
 
 class Line(ps.Task):
-    """A small task, which is sent whole: a worker imports nothing for it."""
+    """A small task that is pickled by value: a worker imports no module for it."""
 
     def data(self, config: Config) -> Any:
         x = torch.linspace(-1, 1, 512)[:, None]
@@ -66,7 +66,7 @@ class Line(ps.Task):
 
 
 class Started(forking.Forked):
-    """A worker that is a program of its own, as the driver sees a forked one."""
+    """A worker that runs as a program of its own, with the driver's interface of a forked worker."""
 
     def __init__(self, program: str) -> None:
         connection: Connection[Any, Any]
@@ -99,7 +99,7 @@ class Started(forking.Forked):
 
 
 def until(executor: ProcessExecutor, kind: type[Report] | type[Failed], trials: set[int]) -> None:
-    """Wait until something of a kind was told of each of some trials."""
+    """Wait until an event of a kind has come for each of these trials."""
     while trials:
         trials -= {event.trial for event in executor.wait() if isinstance(event, kind)}
 
@@ -109,7 +109,7 @@ def place(executor: ProcessExecutor, number: int, attempt: int) -> None:
 
 
 def start_and_replace(dir: str) -> tuple[float, float]:
-    """Seconds until two workers have reported, and from the death of one until another has."""
+    """Seconds until two workers have reported, and from the death of one until its replacement has reported."""
     began = time.perf_counter()
     executor = ProcessExecutor(Job(Line(), 0, "loss", "min", States.of(Path(dir))), 2)
     try:
@@ -129,7 +129,7 @@ def start_and_replace(dir: str) -> tuple[float, float]:
 
 
 def two_studies() -> tuple[float, float, float]:
-    """Of a program's first study and its next: the seconds to start, and to replace a worker."""
+    """The seconds to start a program's first study and its next, and to replace a worker."""
     forking._end()
     forking._servers.clear()
     with tempfile.TemporaryDirectory() as dir:

@@ -1,8 +1,8 @@
 """Real learning curves and speeds for simulated clusters, from ../shared/data (or PENSTOCK_DATA).
 
-Curves and unit seconds: LCBench (surrogate), a config's row being the nearest of 256. What two trials on one GPU cost
-each other: Gavel's pairs of equal jobs on a V100. What a fixed global batch takes on several GPUs: AdaptDL's step times
-by placement, four GPUs a node.
+Curves and unit seconds come from LCBench (surrogate); a config has the row of the nearest of 256. The cost of two
+trials on one GPU comes from Gavel's pairs of equal jobs on a V100. The time of a fixed global batch on several GPUs
+comes from AdaptDL's step times by placement, four GPUs a node.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPREADS = (("cifar10", 512), ("bert", 12), ("imagenet", 200))
 
 @dataclass(frozen=True)
 class Workload:
-    """A task to tune on simulated devices: its space, its table, and the truth about sharing and spreading."""
+    """A task to tune on simulated devices: its space, its table, and its true curve of sharing and spreading."""
 
     name: str
     space: dict[str, Any]
@@ -45,7 +45,7 @@ class Workload:
 
 
 def missing() -> list[str]:
-    """The files that are not there, without which there is nothing to run."""
+    """The data files that are missing; the benches need all of them."""
     return [str(DATA / file) for file in FILES if not (DATA / file).exists()]
 
 
@@ -66,7 +66,8 @@ def _workload(name: str, table: int, pair: str, scaling: str, batch: int) -> Wor
         return ps.Tabulated({"accuracy": found.accuracy[row]}, float(found.seconds[row]), signature=name)
 
     last = np.sort(found.accuracy[:, :UNITS].max(1))
-    return Workload(name, found.space, look_up, costs(pair, scaling, batch), float(last[-20]))  # what 20 of 256 reach
+    # The target is an accuracy that 20 of the 256 configs reach.
+    return Workload(name, found.space, look_up, costs(pair, scaling, batch), float(last[-20]))
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def tabulated(table: int) -> Table:
 
 
 def costs(pair: str, scaling: str, batch: int) -> Curve:
-    """What sharing a device costs a job beside its like, and what several devices give a task's global batch."""
+    """The curve of a job that shares a device with its like, and of a task's global batch on several devices."""
     return measured(_pairs(pair), _spread(scaling, batch))[0]
 
 
@@ -114,14 +115,14 @@ def _coordinates(rows: np.ndarray[Any, Any], names: list[str]) -> tuple[np.ndarr
 
 
 def _pairs(job: str) -> dict[int, float]:
-    """Seconds of a step of a job alone, and beside its like; a pair that does not fit is not there."""
+    """Seconds of a step of a job alone, and beside its like; a pair that does not fit is left out."""
     rates = json.loads((DATA / FILES[1]).read_text())[GPU][f"('{job}', 1)"]
     pair = rates.get(f"('{job}', 1)", [0.0])[0]
     return {1: 1 / rates["null"]} | ({2: 1 / pair} if pair else {})
 
 
 def _spread(task: str, batch: int) -> dict[int, float]:
-    """Seconds of a step of a global batch on so many GPUs, on as few nodes as can be."""
+    """Seconds of a step of a global batch by the number of GPUs, on as few nodes as possible."""
     steps: dict[int, list[tuple[float, float]]] = defaultdict(list)
     with (DATA / FILES[2] / task / "placements.csv").open() as file:
         for row in csv.DictReader(file):

@@ -3,7 +3,7 @@
     penstock run examples/cluster.py --on ray --workers 2
 
 Without a cluster on this machine one is started for the study; `--on ray://host:port` joins another. Workers and whole
-nodes may die: a trial goes on elsewhere from its last state, here what the function saved with a report.
+nodes may die: a trial then continues elsewhere from its last state, which the function saved with a report.
 """
 
 from typing import Any

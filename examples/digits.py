@@ -2,7 +2,7 @@
 
     penstock run examples/digits.py
 
-This is what ``make demo`` runs: a ``Task``, a space, and the study that ``penstock run`` looks for.
+``make demo`` runs this file: a ``Task``, a space, and the study that ``penstock run`` looks for.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ Config = dict[str, Any]
 
 
 class Digits(ps.Task):
-    """Handwritten digits, 8 by 8 pixels; a fifth of them, by other writers, to validate on."""
+    """Handwritten digits, 8 by 8 pixels; a fifth of them, by other writers, are for validation."""
 
     def data(self, config: Config) -> Any:
         images, labels = load_digits(return_X_y=True)

@@ -1,10 +1,10 @@
-"""A function task: a training loop of your own, here of a GAN, whose trials are paused and go on all the same.
+"""A function task: a training loop of your own, here of a GAN, whose trials can be paused and continued.
 
     penstock run examples/function.py
 
-A generator learns to draw from two bells against a discriminator, each with an optimizer of its own. The metric is the
-distance between what it draws and the real samples. After every unit the function reports with a state; when the
-engine wants the device, ``report`` raises ``ps.Paused``, and the next call finds that state in ``trial.state``.
+A generator learns to draw from two bell curves against a discriminator; each has an optimizer of its own. The metric is
+the distance between the generator's samples and the real ones. After every unit the function reports with a state. When
+the engine wants the device, ``report`` raises ``ps.Paused``, and the next call finds that state in ``trial.state``.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ UNITS, STEPS, ROWS = 27, 50, 256
 
 
 def real(rows: int) -> torch.Tensor:
-    """Samples of two bells, around −2 and 2."""
+    """Samples from two bell curves, around −2 and 2."""
     return torch.randn(rows, 1) * 0.3 + torch.randint(0, 2, (rows, 1)) * 4.0 - 2.0
 
 
@@ -50,7 +50,7 @@ def gan(trial: Any) -> None:
             opt_g.zero_grad()
             loss_g.backward()
             opt_g.step()
-        with torch.no_grad():  # of sorted samples, the mean distance is Wasserstein's
+        with torch.no_grad():  # the mean distance of sorted samples is the Wasserstein distance
             drawn, wanted = generator(torch.randn(2000, 4).to(device)).cpu(), real(2000)
             distance = (drawn.sort(0).values - wanted.sort(0).values).abs().mean()
         state = {name: part.state_dict() for name, part in parts.items()}

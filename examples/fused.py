@@ -1,10 +1,10 @@
-"""Fused trials: many configs train as one model on one device, and each gets the curve that it has alone.
+"""Fused trials: many configs train as one model on one device, and each gets the same curve as alone.
 
     python examples/fused.py
 
-The task says nothing about it. Unless told otherwise a study measures how many trials to train together; here the same
-study runs "solo" and then "fused", to compare them. It computes in float64, so that rounding, which is all they differ
-by, can be told from anything else. From the shell: ``penstock run examples/fused.py --sharing fused``.
+The task has no code for fusing. By default a study measures how many trials to train together; here the same study runs
+"solo" and then "fused", to compare them. The two differ by rounding only. The study computes in float64, where rounding
+is so small that any other difference would show. From the shell: ``penstock run examples/fused.py --sharing fused``.
 """
 
 import time
@@ -19,7 +19,7 @@ Config = dict[str, Any]
 
 
 class Waves(ps.Task):
-    """Fit a sum of waves; what differs between trials is in the optimizer, its schedule and the dropout."""
+    """Fit a sum of waves; trials differ in the optimizer, its schedule and the dropout."""
 
     batch_size = 32
 

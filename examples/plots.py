@@ -2,8 +2,8 @@
 
     python examples/plots.py
 
-``result.optuna_study()`` is the study as Optuna sees it: its plots, its importances and whatever else reads an Optuna
-study work on it. Plots and tables need ``pip install 'penstock[plots]'``.
+``result.optuna_study()`` is the study as Optuna sees it: Optuna's plots, its importances and all other tools that read
+an Optuna study work with it. Plots and tables need ``pip install 'penstock[plots]'``.
 """
 
 from typing import Any

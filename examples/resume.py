@@ -1,9 +1,9 @@
-"""Stop a study and go on with it: nothing is trained twice, and the end is the same as without the stop.
+"""Stop a study and resume it: nothing is trained twice, and the result is the same as without the stop.
 
     penstock run examples/resume.py
 
-A study of an existing name goes on from its log, whether it was interrupted (try Ctrl-C, or kill -9), reached its
-target or deadline, or is given more trials. Run this file twice: the second time there is nothing left to do.
+A study with an existing name goes on from its log, whether it was interrupted (try Ctrl-C, or kill -9), reached its
+target or deadline, or has more trials now. Run this file twice: the second time there is nothing left to do.
 From the shell: ``penstock resume resume``, and ``penstock resume resume --trials 36`` for more trials.
 """
 

@@ -2,8 +2,8 @@
 
     penstock run examples/samplers.py
 
-The space is a function of an Optuna trial, so what it asks for may depend on what it got: the width of each layer there
-is, and a momentum for SGD alone. The sampler knows which trials run, and learns from the deepest report of each.
+The space is a function of an Optuna trial, so later parameters may depend on earlier ones: a width for each layer, and
+a momentum only for SGD. The sampler knows which trials run, and learns from the deepest report of each.
 """
 
 from itertools import pairwise

@@ -1,9 +1,9 @@
-"""A study on 16 devices that are not there: how long would it take, and who would have which device when?
+"""A study on 16 simulated devices: how long would it take, and which trial would have which device when?
 
     python examples/simulated.py
 
 Trials are looked up here rather than trained, so that half an hour passes in a second. The engine, the algorithms and
-the schedulers are those that run on real devices. ``penstock report waterfill`` then draws who had which device when.
+the schedulers are those that run on real devices. ``penstock report waterfill`` then draws the trials on each device.
 """
 
 import math
@@ -21,7 +21,7 @@ def look_up(config: dict[str, Any]) -> ps.Tabulated:
 
 cluster = ps.Simulated(
     devices=16,
-    curve=ps.Curve(sharing=(1, 1.25), scaling=(1, 0.55, 0.4, 0.32)),  # two on a device: 1.25 times as long each
+    curve=ps.Curve(sharing=(1, 1.25), scaling=(1, 0.55, 0.4, 0.32)),  # two trials on a device take 1.25 times as long
     start=2.0,
     stop=1.0,
 )
@@ -29,9 +29,7 @@ space = {"lr": ps.loguniform(1e-4, 1), "width": ps.choice([64, 128, 256, 512])}
 study = ps.Study(ps.TabulatedTask(look_up), space, metric="accuracy", algorithm=ps.Hyperband(max_budget=27))
 
 if __name__ == "__main__":
-    study.replace(algorithm=ps.Random(budget=2), trials=1).run(
-        on=cluster, progress=False
-    )  # measures what sharing costs
+    study.replace(algorithm=ps.Random(budget=2), trials=1).run(on=cluster, progress=False)
     for scheduler in ("fifo", "waterfill"):
         run = study.replace(name=scheduler)
         result = run.run(on=cluster, scheduler=scheduler, progress=False)

@@ -2,9 +2,9 @@
 
     penstock run examples/workers.py --workers 2
 
-Every trial's curve is the same as with one worker and as many threads, but for rounding where trials are fused. Which
-trials run may differ: ASHA decides by the order in which reports come in. A worker that dies costs what its trials
-trained since their last states, and no report.
+Every trial's curve is the same as with one worker and as many threads, except for rounding where trials are fused. The
+set of trials that are promoted may differ: ASHA decides by the order in which reports come in. When a worker dies, its
+trials train again from their last states, and no report is lost.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a worker is given, and what it says: the records between executors and training."""
+"""The records between executors and training: the orders that a worker gets, and the events that it sends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator, or the CPU, and what is known of it.
+    """One accelerator, or the CPU, with its known properties.
 
-    ``price`` is that of an hour, and ``market`` the one it is bought on, such as "spot". ``threads`` is how many a
-    worker on a CPU computes with. None where nobody says.
+    ``price`` is the price of an hour, ``market`` the market it is bought on, such as "spot". ``threads`` is how many
+    threads a worker on a CPU computes with. Each is None where it is not known.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Request:
-    """So many devices that could be used; of any ``type`` and ``market`` where these are None."""
+    """A number of devices that could be used; of any ``type`` and ``market`` where these are None."""
 
     count: int
     type: str | None = None
@@ -43,8 +43,8 @@ class Request:
 class Placement:
     """One trial of a bundle: train it to ``budget`` units, beginning with ``state``.
 
-    ``inherited``: the state is a donor's, or that of another config. ``share`` is how much of the bundle's devices the
-    trial is given. ``variant`` names its task, where a study has several.
+    ``inherited`` says that the state is a donor's, or of another config. ``share`` is how much of the bundle's devices
+    the trial gets. ``variant`` names its task, where a study has several.
     """
 
     trial: int
@@ -59,12 +59,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Trials placed together on the same devices; without placements, the order to stop.
+    """Trials placed together on the same devices; a bundle without placements is the order to stop.
 
     The trials of a fused bundle have one ``signature``. ``size`` is how many of them a step computes at once, or None
-    where the worker is to measure that; ``reason`` says where a size comes from. The one trial of a distributed bundle
-    has a worker on each of the devices, this one being the ``rank``-th; all come to the ``meeting``, whose address the
-    first one makes; ``measure`` tells them to find out what 1, 2, 4, … of the devices give it.
+    where the worker has to measure it; ``reason`` says where a size comes from. The one trial of a distributed bundle
+    has a worker on each of the devices; ``rank`` is this worker's number. All workers come to the ``meeting``, an
+    address that the first worker makes. ``measure`` tells them to time a step on 1, 2, 4, … of the devices.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker of a study knows. ``states`` may be given as a path or a URL."""
+    """The facts that every worker of a study knows. ``states`` may be given as a path or a URL."""
 
     task: AnyTask
     seed: int
@@ -95,11 +95,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Description:
-    """What a config's trial is like.
+    """The properties of a config's trial.
 
-    ``metrics`` are the names it reports, None where only training tells. ``bytes`` is the device memory that it takes
-    at least, and ``beside`` the memory that it should have beside other trials, where that is more. Trials of one
-    ``signature`` can be fused; without one the trial trains solo, and ``reason`` says why.
+    ``metrics`` are the names it reports, None where only training tells them. ``bytes`` is the least device memory that
+    it takes, and ``beside`` the memory that it should have beside other trials, where that is more. Trials of one
+    ``signature`` can be fused; without a signature the trial trains solo, and ``reason`` says why.
     """
 
     metrics: tuple[str, ...] | None = None
@@ -129,7 +129,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A trial left its bundle because it was told to; ``state`` where it could be saved."""
+    """A trial left its bundle because it was told to; ``state`` is set where it could be saved."""
 
     trial: int
     attempt: int
@@ -138,9 +138,10 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Failed:
-    """A trial left its bundle by an error. ``died``: its worker did, or its memory ran out, so a retry may help.
+    """A trial left its bundle by an error. ``died`` says that its worker died or ran out of memory: a retry may help.
 
-    ``unwritten``: its state could not be written, which is no trial's fault, and ends the study until that is mended.
+    ``unwritten`` says that its state could not be written. No trial is at fault then, and the study ends until the
+    place for states is mended.
     """
 
     trial: int
@@ -152,14 +153,14 @@ class Failed:
 
 @dataclass(frozen=True)
 class Gathering:
-    """The first worker of a distributed bundle is ready, and the others are to be given it: for the executor alone."""
+    """The first worker of a distributed bundle is ready: the executor now gives the bundle to the other workers."""
 
     bundle: Bundle
 
 
 @dataclass(frozen=True)
 class Parted:
-    """The workers of a distributed bundle did not meet; what became of its trial is told after it."""
+    """The workers of a distributed bundle did not meet; an event about its trial follows."""
 
     devices: tuple[str, ...]
     error: str

@@ -1,7 +1,7 @@
-"""What one parameter may be: a ``Range`` of numbers or a ``Choice`` among values, by Ray Tune's names or Optuna's.
+"""The domain of one parameter: a ``Range`` of numbers or a ``Choice`` among values, by Ray Tune's names or Optuna's.
 
-A domain turns a random number into one of its values (``at``), and knows them again when they come back from the log
-(``holds``, ``real``) or from Optuna, which sees each of them by its ``label``.
+A domain turns a random number into one of its values (``at``). It recognizes a value that comes back from the log
+(``holds``, ``real``) or from Optuna, which sees each value by its ``label``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from penstock.trial import plain
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-FACTORS = (0.8, 1.2)  # PBT's explore multiplies a number by one of them (Jaderberg et al., 2017, §4.1.1)
+FACTORS = (0.8, 1.2)  # PBT's explore multiplies a number by one of these (Jaderberg et al., 2017, §4.1.1)
 
 
 @dataclass(frozen=True, repr=False)
 class Range:
-    """Numbers from ``low`` to ``high``, both included; with a ``step``, only those that are low + k·step.
+    """Numbers from ``low`` to ``high``, both included; with a ``step``, only the numbers low + k·step.
 
     >>> uniform(0, 1).at(0.25)
     0.25
@@ -39,7 +39,7 @@ class Range:
     step: float | None = None
     log: bool = False
     whole: bool = False
-    text: str = field(default="", compare=False)  # as the user wrote it
+    text: str = field(default="", compare=False)  # the range as the user wrote it
 
     def __repr__(self) -> str:
         return self.text
@@ -62,7 +62,7 @@ class Range:
     def at(self, u: float) -> float:
         """The value that a random number ``u`` of [0, 1) stands for."""
         if self.log:
-            half = 0.5 if self.whole else 0.0  # so that whole end points are as likely as their neighbours
+            half = 0.5 if self.whole else 0.0  # makes whole end points as likely as their neighbours
             return self.real(exp(log(self.low - half) * (1 - u) + log(self.high + half) * u))
         return self.real(self.low * (1 - u) + self.high * u) if self.size is None else self.point(int(u * self.size))
 
@@ -73,14 +73,14 @@ class Range:
         return self.low <= value <= self.high and abs(value - self.real(value)) <= 1e-9 * (self.step or 1)
 
     def real(self, value: Any) -> float:
-        """The value of the range that is nearest."""
+        """The value of the range that is nearest to the one given."""
         value = min(max(value, self.low), self.high)
         if self.step is None:
             return float(value)
         return self.point(min(round((value - self.low) / self.step), (self.size or 1) - 1))
 
     def nudge(self, value: Any, u: float) -> float:
-        """The value times one of ``FACTORS``; a step away where that is less than half a step."""
+        """The value times one of ``FACTORS``; one step away where that product rounds back to the value."""
         target = value * FACTORS[int(u * len(FACTORS))]
         nudged = self.real(target)
         if self.step is not None and nudged == value != target:
@@ -92,7 +92,7 @@ class Range:
         return value
 
     def distribution(self) -> BaseDistribution:
-        """The range as Optuna sees it; ``real`` rounds what Optuna cannot step."""
+        """The range as Optuna sees it; where Optuna cannot take the step, ``real`` rounds its values."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         if self.whole:
@@ -104,7 +104,7 @@ class Range:
 
 @dataclass(frozen=True, repr=False)
 class Choice:
-    """One of some values, which need be neither numbers nor JSON.
+    """One of several values, which need not be numbers or JSON.
 
     >>> choice([16, 32]).at(0.75)
     32
@@ -134,18 +134,18 @@ class Choice:
         return mark(value) in self.marks
 
     def real(self, value: Any) -> Any:
-        """The value that reads so in the log, or is called so in Optuna."""
+        """The value with that text in the log, or with that label in Optuna."""
         marks = self.marks
         return self.values[marks.index(mark(value) if mark(value) in marks else value)]
 
     def nudge(self, value: Any, u: float) -> Any:
-        """The value before or after, as Ray Tune's PBT does."""
+        """The neighbour before or after the value, as in Ray Tune's PBT."""
         k = self.marks.index(mark(value)) + (1 if u >= 0.5 else -1)
         return self.values[min(max(k, 0), self.size - 1)]
 
     def label(self, value: Any) -> Any:
-        kept = plain(value)  # the value itself where JSON has it
-        return mark(value) if isinstance(kept, list | dict) else kept  # Optuna's samplers know no lists
+        kept = plain(value)  # the value itself where JSON can hold it
+        return mark(value) if isinstance(kept, list | dict) else kept  # Optuna's samplers do not take lists
 
     def distribution(self) -> BaseDistribution:
         from optuna.distributions import CategoricalDistribution
@@ -223,7 +223,7 @@ def grid(values: Iterable[Any]) -> Choice:
 
 
 def mark(value: Any) -> str:
-    """What tells a value from others, the same before and after the log made JSON of it and in the next process.
+    """A text that differs between values. It is the same before and after the log, and in the next process.
 
     >>> mark((64, 32)) == mark([64, 32]) != mark(64)
     True
@@ -232,7 +232,7 @@ def mark(value: Any) -> str:
 
 
 def parse(text: str) -> Domain | None:
-    """The domain whose repr this is; None for a constant's, and an error where it is neither.
+    """The domain with this repr; None for the repr of a constant, and an error for any other text.
 
     >>> parse("uniform(0, 1)")
     uniform(0, 1)
@@ -244,7 +244,7 @@ def parse(text: str) -> Domain | None:
 
 
 def floats(kind: str, low: Any, high: Any, q: Any = None, *, log: bool = False, from_low: bool = False) -> Range:
-    """A range of floats; ``q`` apart, from zero or from ``low``, where it is given. Errors name it ``kind``.
+    """A range of floats. With ``q`` they are multiples of it, counted from zero or from ``low``. Errors name ``kind``.
 
     >>> floats("lr", 0.05, 0.5, 0.1, from_low=True).high
     0.45
@@ -269,7 +269,7 @@ def floats(kind: str, low: Any, high: Any, q: Any = None, *, log: bool = False, 
 
 
 def ints(kind: str, low: Any, high: Any, step: Any, *, log: bool) -> Range:
-    """A range of whole numbers, ``high`` included where a step falls on it. Errors name it ``kind``.
+    """A range of whole numbers; ``high`` is included where a step falls on it. Errors name ``kind``.
 
     >>> ints("width", 16, 70, 16, log=False).high
     64
@@ -294,7 +294,7 @@ def optunas(kind: str, low: float, high: float, log: bool, step: float | None) -
 
 
 def one_of(kind: str, values: Any) -> Choice:
-    """A choice of values that the log can tell apart. Errors name it ``kind``.
+    """A choice of values that the log can tell apart. Errors name ``kind``.
 
     >>> one_of("choice", range(2))
     choice([0, 1])

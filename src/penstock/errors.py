@@ -1,4 +1,4 @@
-"""What Penstock raises: one message that names what was expected, what came and what to do."""
+"""The errors that Penstock raises: each message names what was expected, what came and what to do."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class LogError(PenstockError):
 
 
 class SoloWarning(UserWarning):
-    """Trials train solo that could not be fused, and the reason."""
+    """Warns that trials train solo because they cannot be fused, and says why."""
 
 
 class Paused(BaseException):
     """Raised by ``trial.report`` in a function task when the engine wants the device; let it pass through.
 
-    Not an ``Exception``, so that a broad ``except Exception`` in the function does not swallow it.
+    It is not an ``Exception``, so that a broad ``except Exception`` in the function does not catch it.
     """

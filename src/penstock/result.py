@@ -1,4 +1,4 @@
-"""What a study found: its trials with their curves, and the best one with its trained model."""
+"""The result of a study: its trials with their curves, and the best trial with its trained model."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Trial:
 
     @property
     def config(self) -> Config:
-        """Its config; with PBT, which changes configs, the one of its best report."""
+        """Its config. PBT changes configs; this is the one at the best report."""
         return self._record.measured
 
     @property
     def state(self) -> Status:
-        """Where it stands: waiting, running, paused, finished, stopped or failed."""
+        """Its status: waiting, running, paused, finished, stopped or failed."""
         return self._record.status
 
     @property
@@ -48,12 +48,12 @@ class Trial:
 
     @property
     def curve(self) -> Sequence[Metrics]:
-        """A row of metrics, with its ``budget``, per report."""
+        """A row for each report: its metrics and its ``budget``."""
         return self._record.curve
 
     @property
     def device_seconds(self) -> float:
-        """The seconds it had a device, up to its last report."""
+        """The seconds that it had a device, up to its last report."""
         return self._record.device_seconds
 
     @property
@@ -72,7 +72,7 @@ class Trial:
         return weights
 
     def last_state(self) -> Any:
-        """What its function saved last, where the task is a function: ``trial.report(step, state=...)``."""
+        """The last state that its function saved by ``trial.report(step, state=...)``, where the task is a function."""
         state = self._load()
         return state["state"] if isinstance(self._task, FunctionTask) else state
 
@@ -104,7 +104,7 @@ class Trial:
 
 
 class Result:
-    """What a study found."""
+    """The result of a study."""
 
     def __init__(self, history: History, task: AnyTask, dir: Path, states: States) -> None:
         self._history, self._task, self._states = history, task, states
@@ -112,7 +112,7 @@ class Result:
 
     @property
     def best(self) -> Trial:
-        """The trial with the best report; one that ever reported a metric that is not finite is never it."""
+        """The trial with the best report. A trial that ever reported a metric that is not finite is never the best."""
         if self._history.best is None:
             failed = next((t.error for t in self._history.trials if t.error), None)
             why = f" The first error was:\n{failed}" if failed else ""
@@ -133,11 +133,11 @@ class Result:
         return self._history.ended
 
     def timeline(self) -> list[Row]:
-        """Who had how much of which device from when to when: rows of device, trial, start, end, share and mode."""
+        """Which trial had which share of which device at what time: rows of device, trial, start, end, share, mode."""
         return timeline(read(self.dir / "log.jsonl"))
 
     def dataframe(self) -> pandas.DataFrame:
-        """One row a trial: number, state, budget, the config, the metrics at its best, device seconds, error."""
+        """One row a trial: number, state, budget, config, metrics at its best report, device seconds, error."""
         try:
             import pandas
         except ImportError:
@@ -161,7 +161,7 @@ class Result:
         try:
             torch.save(self.best.weights(), partial)
             partial.replace(path)
-        except (PenstockError, OSError, RuntimeError):  # torch's own, where a disk is full: all else is still known
+        except (PenstockError, OSError, RuntimeError):  # torch raises a RuntimeError on a full disk; the result stands
             partial.unlink(missing_ok=True)
             return None
         return path

@@ -1,4 +1,4 @@
-"""Stable random keys: whatever is random in Penstock is a function of what it is drawn for (invariant 3)."""
+"""Stable random keys: every random number in Penstock is a function of its purpose alone (invariant 3)."""
 
 from __future__ import annotations
 

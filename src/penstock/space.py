@@ -1,6 +1,6 @@
 """The search space: a dict of domains and constants, or a define-by-run function that asks for them.
 
-A draw is a function of (seed, number, name) alone, so adding a parameter moves no other.
+A draw is a function of (seed, number, name) alone, so adding a parameter changes no other parameter's draws.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from penstock.trial import Config, plain
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-MOST_CONFIGS = 1_000_000  # a larger grid is a slip, and would not fit in memory
+MOST_CONFIGS = 1_000_000  # a larger grid is a mistake, and would not fit in memory
 
 
 @dataclass(frozen=True)
 class Space:
-    """What a study searches; ``Space.of`` makes one of a dict or a function.
+    """The space that a study searches; ``Space.of`` makes one from a dict or a function.
 
     >>> import penstock as ps
     >>> Space.of({"width": ps.randint(1, 9), "depth": 3}).draw(seed=0, number=7)
@@ -60,7 +60,7 @@ class Space:
 
     @classmethod
     def read(cls, description: Any) -> Space | None:
-        """The domains that ``describe`` described, or None where they cannot be told from it.
+        """The space with the domains in a description by ``describe``; None where they cannot be read from it.
 
         >>> Space.read({"lr": "loguniform(0.0001, 1)", "layers": "2"})
         Space(domains={'lr': loguniform(0.0001, 1)}, constants={}, function=None)
@@ -74,7 +74,7 @@ class Space:
         return cls({name: domain for name, domain in parts.items() if domain is not None}, {})
 
     def draw(self, seed: int, number: int) -> Config:
-        """The config of trial ``number``, independent of every other."""
+        """The config of trial ``number``, independent of every other trial's."""
 
         def answer(name: str, domain: Domain) -> Any:
             return domain.at(_random(seed, "draw", number, name))
@@ -84,7 +84,7 @@ class Space:
         return self._with_constants({name: answer(name, domain) for name, domain in self.domains.items()})
 
     def suggest(self, answer: Callable[[str, Domain], Any], number: int = 0) -> tuple[Config, dict[str, Domain]]:
-        """Call the define-by-run function: the config it makes of the answers, and the domains it asked for."""
+        """Call the define-by-run function; gives the config that it makes from the answers, and its domains."""
         assert self.function is not None
         trial = Suggestions(number, answer)
         returned = self.function(trial)
@@ -95,7 +95,7 @@ class Space:
             )
         for name, value in (returned or {}).items():
             if name in trial.params and mark(value) != mark(trial.params[name]):
-                raise SpaceError(  # what was suggested must be in the log, or a resumed sampler could not learn from it
+                raise SpaceError(  # the log must have the suggested value, for a resumed sampler to learn from it
                     f"{self.describe()} suggested {name}={trial.params[name]!r} and returned {name}={value!r}: give "
                     "one of them another name."
                 )
@@ -106,7 +106,7 @@ class Space:
         return self._with_constants({name: domain.real(params[name]) for name, domain in self.domains.items()})
 
     def restore(self, config: Config) -> Config:
-        """A config as it was before the log made JSON of it: choices and constants are the user's objects again."""
+        """A config as it was before the log turned it into JSON: choices and constants are the user's objects again."""
         if self.function is not None:
             again = self._again(config)
             return again[0] if again and mark(again[0]) == mark(config) else config
@@ -118,7 +118,7 @@ class Space:
         return {name: domain.distribution() for name, domain in self.domains.items()}
 
     def params(self, config: Config) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-        """A config's parameters and their distributions as Optuna sees them, so far as they lie in the space."""
+        """A config's parameters that lie in the space, and their distributions, as Optuna sees them."""
         domains = self.domains
         if self.function is not None:
             again = self._again(config)
@@ -156,7 +156,7 @@ class Space:
         return self._with_constants(perturbed)
 
     def check(self, config: Config) -> None:
-        """Refuse a config of the log that is not of this space; a function's may be anything."""
+        """Refuse a config of the log that is not in this space; a function's space may hold any config."""
         if self.function is not None:
             return
         for name in [*self.domains, *self.constants, *config]:
@@ -173,7 +173,7 @@ class Space:
             raise SpaceError(f"A config of the log {problem}: restore the space, or start a study of another name.")
 
     def describe(self) -> dict[str, str] | str:
-        """What the log keeps of the space, to notice a change.
+        """A description of the space that the log keeps, so that a change is noticed.
 
         >>> import penstock as ps
         >>> Space.of({"lr": ps.loguniform(1e-4, 1), "layers": 2}).describe()
@@ -197,7 +197,7 @@ class Space:
             raise SpaceError(f"{who} needs a dict, got the function {self.describe()}: write the space as a dict.")
 
     def _again(self, config: Config) -> tuple[Config, dict[str, Domain]] | None:
-        """The function called with the answers of ``config``; None where it asks for what is not in it."""
+        """The function called with the answers in ``config``; None where it asks for a value that is not there."""
 
         def answer(name: str, domain: Domain) -> Any:
             if name not in config or not domain.holds(config[name]):
@@ -212,7 +212,7 @@ class Space:
 
 @dataclass
 class Suggestions:
-    """What a define-by-run function sees of an Optuna trial, whoever answers.
+    """The part of an Optuna trial that a define-by-run function sees; ``answer`` gives the values.
 
     >>> Suggestions(0, lambda name, domain: domain.at(0.5)).suggest_float("dropout", 0, 1)
     0.5
@@ -243,7 +243,7 @@ class Suggestions:
 
 
 def _part(name: Any, value: Any) -> Any:
-    """A value of the user's dict: its domain, or itself where it is a constant."""
+    """The domain of a value in the user's dict, or the value itself where it is a constant."""
     if not isinstance(name, str):
         raise SpaceError(f"A parameter's name must be a string, got {name!r}: write {str(name)!r}.")
     if isinstance(value, Domain):

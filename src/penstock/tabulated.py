@@ -1,4 +1,4 @@
-"""Trials that are looked up rather than trained: what a simulation runs on."""
+"""Trials that are looked up in a table rather than trained, for simulations."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from penstock.trial import Config
 if TYPE_CHECKING:
     from penstock.domains import Range
 
-TASKS = ("tasks", "openml_task_ids")  # keys of a file that may name its tasks
+TASKS = ("tasks", "openml_task_ids")  # keys under which a file may name its tasks
 
 
 @dataclass(frozen=True)
 class Tabulated:
     """One trial's table: ``metrics`` by unit, from unit 1 on, and the ``seconds`` of a unit alone on one device.
 
-    ``seconds`` is one number, or one a unit. ``bytes`` is what the trial takes of a device's memory; ``curve`` what
-    sharing and spreading do to it, where that is not the simulation's own; trials of one ``signature`` can be fused.
+    ``seconds`` is one number, or one a unit. ``bytes`` is the device memory that the trial takes. ``curve`` is the
+    effect of sharing and spreading on its time, where it differs from the simulation's curve. Trials of one
+    ``signature`` can be fused.
 
     >>> Tabulated({"loss": [0.9, 0.5]}, seconds=60).seconds
     (60.0, 60.0)
@@ -97,14 +98,15 @@ class TabulatedTask:
 
         The file's keys:
 
-        - ``curves``: numbers [configs, units, metrics], or [tasks, configs, units, metrics] of which ``task`` chooses
-          one: by its number, or by its name in the file's ``tasks`` or ``openml_task_ids``;
+        - ``curves``: numbers [configs, units, metrics], or [tasks, configs, units, metrics]. In the latter case
+          ``task`` chooses one: by its number, or by its name in the file's ``tasks`` or ``openml_task_ids``;
         - ``metrics``: the names of the metrics;
-        - ``configs`` [configs, values] and ``config_names`` (both may be left out): what ``config(row)`` gives;
-        - a key or a metric that is called like ``seconds``: those of a unit [configs] or [configs, units].
+        - ``configs`` [configs, values] and ``config_names`` (both may be left out): the values that ``config(row)``
+          gives;
+        - a key or a metric with the name in ``seconds``: the seconds of a unit, [configs] or [configs, units].
 
-        Where the seconds are ``cumulative``, a unit takes the last of them divided by the number of units: those of a
-        surrogate do not always rise. ``bytes`` and ``curve`` are those of every trial.
+        Where the seconds are ``cumulative``, a unit takes the last of them divided by the number of units: the
+        cumulative seconds of a surrogate do not always rise. Every trial has these ``bytes`` and this ``curve``.
         """
         return cls(_File(Path(path), task, seconds, cumulative, bytes, curve))
 
@@ -114,7 +116,7 @@ class TabulatedTask:
 
     @property
     def identity(self) -> str | None:
-        """What tells a file's table from another; None where the function's source does."""
+        """A text that differs between tables from files; None for a function, whose source is compared instead."""
         return self.function.identity if isinstance(self.function, _File) else None
 
     def look_up(self, config: Config) -> Tabulated:

@@ -1,4 +1,4 @@
-"""What one trial trains: a ``Task`` with a model, or a function with a loop of its own."""
+"""The task that one trial trains: a ``Task`` with a model, or a function with a loop of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Task:
     """
 
     batch_size: int = 64
-    """Rows in a training batch; ``config["batch_size"]`` goes before it."""
+    """Rows in a training batch; ``config["batch_size"]`` overrides it."""
     eval_batch_size: int = 256
     """Rows in a validation batch, the same for every trial."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -36,14 +36,14 @@ class Task:
     clip_grad_norm: float | None = None
     """The greatest norm of a step's gradient, or None for no clipping."""
     unit_steps: int | None = None
-    """Training steps in a unit, or None for an epoch a unit."""
+    """Training steps in a unit; with None, a unit is an epoch."""
     shards: int = 1
-    """Devices of which each holds a share of a trial's parameters and optimizer state, where one cannot hold them all.
+    """The number of devices that hold a trial's parameters and optimizer state together, where one device cannot.
 
     1 is for models that fit one device. With more, every trial trains on exactly so many devices of one type.
     """
     accumulate: bool = False
-    """Whether BatchNorm may see parts of a batch where memory is too short for the whole; nothing else differs then."""
+    """Whether BatchNorm may see parts of a batch where memory is too small for all of it. Nothing else changes."""
     loader: ClassVar[Mapping[str, Any]] = {}
     """Arguments for the DataLoader of map-style datasets, such as ``{"num_workers": 4}``."""
 
@@ -60,7 +60,7 @@ class Task:
         raise TaskError(f"{type(self).__name__} must define optimizer(self, params, config): return an optimizer.")
 
     def scheduler(self, optimizer: torch.optim.Optimizer, config: Config) -> Any:
-        """Any torch scheduler, stepped once a unit; ``(scheduler, "step")`` for once a step; None for none."""
+        """Any torch scheduler, stepped once a unit; ``(scheduler, "step")`` to step it once a step; None for none."""
         return None
 
     def loss(self, model: nn.Module, batch: Any, config: Config) -> torch.Tensor:
@@ -68,9 +68,9 @@ class Task:
         raise TaskError(f"{type(self).__name__} must define loss(self, model, batch, config): return a scalar tensor.")
 
     def metrics(self, model: nn.Module, batch: Any, config: Config) -> Mapping[str, Any]:
-        """Scalars for one validation batch; each averaged over the batches that have it, by their length.
+        """Scalars for one validation batch; each is averaged over the batches that have it, weighted by their length.
 
-        The loss unless you define it.
+        The default is the loss.
         """
         return {"loss": self.loss(model, batch, config)}
 
@@ -90,7 +90,7 @@ AnyTask = Task | FunctionTask | TabulatedTask
 
 
 def as_task(task: object) -> AnyTask:
-    """The task that a study was given, or a clear refusal."""
+    """The task that a study was given; raises a TaskError for anything else."""
     if isinstance(task, Task):
         _check_shards(task)
     if isinstance(task, Task | FunctionTask | TabulatedTask):
@@ -119,7 +119,7 @@ def shards(task: AnyTask) -> int:
 
 
 def cannot_share(task: AnyTask, why: str) -> str:
-    """What is said of a trial that cannot train with its task's shards."""
+    """The message for a trial that cannot train with its task's shards."""
     return (
         f"A trial of {task_name(task)} cannot be trained with shards = {shards(task)}, and is on no single "
         f"device: {why}."
@@ -127,7 +127,7 @@ def cannot_share(task: AnyTask, why: str) -> str:
 
 
 def task_name(task: AnyTask) -> str:
-    """What a task is called in messages and in the log."""
+    """The name of a task in messages and in the log."""
     return task.name if isinstance(task, FunctionTask | TabulatedTask) else type(task).__name__
 
 
@@ -148,7 +148,7 @@ def _source(thing: Any) -> str:
         return thing
     try:
         return inspect.getsource(thing)
-    except (OSError, TypeError):  # typed at a prompt: the names are all there is to compare
+    except (OSError, TypeError):  # typed at a prompt: there is no source, so only names can be compared
         return (
             repr(sorted(vars(thing))) if isinstance(thing, type) else getattr(thing, "__qualname__", repr(type(thing)))
         )

@@ -1,4 +1,4 @@
-"""The small records that flow between the parts: what is asked of a trial and what it answers.
+"""The small records that flow between the parts: requests to train trials, and their reports.
 
 Data goes down as ``TrialGroup``s of ``Member``s and comes up as ``Report``s; all are frozen.
 """
@@ -28,7 +28,7 @@ class StateRef:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a trial used since its previous report."""
+    """The resources that a trial used since its previous report."""
 
     device_seconds: float = 0.0
     steps: int = 0
@@ -39,8 +39,8 @@ class Usage:
 class Report:
     """A trial's metrics after ``unit`` units of training.
 
-    ``attempt`` counts the trial's placements: what an older attempt says is discarded. A trial that failed is told to
-    its algorithm as a report of no metrics at its granted budget.
+    ``attempt`` counts the trial's placements: reports of an older attempt are discarded. An algorithm is told of a
+    failed trial by a report without metrics at its granted budget.
     """
 
     trial: int
@@ -52,7 +52,7 @@ class Report:
 
 
 class StartFrom(NamedTuple):
-    """The state that a member begins with: that of ``trial`` after ``unit`` units (its own, or a donor's in PBT)."""
+    """A member begins with the state of ``trial`` after ``unit`` units: its own trial, or a donor in PBT."""
 
     trial: int
     unit: int
@@ -62,8 +62,8 @@ class StartFrom(NamedTuple):
 class Member:
     """One trial of a group: train ``config`` until ``budget`` units in all, beginning with ``start_from``.
 
-    Of a group's members, those of a higher ``priority`` get devices first. ``variant`` names the task that it trains,
-    where a study has several.
+    Members of a higher ``priority`` get devices before others of their group. ``variant`` names the task that the trial
+    trains, where a study has several.
     """
 
     trial: int
@@ -75,7 +75,7 @@ class Member:
 
 
 class Later(NamedTuple):
-    """A rung to come: so many of the trials of the rung before it, for so many units more each."""
+    """A rung to come: ``trials`` trials of the rung before it go on, each for ``units`` more units."""
 
     trials: int
     units: int
@@ -86,9 +86,9 @@ class TrialGroup:
     """Trials that an algorithm wants run, each to a budget; the unit of scheduling (Fluid §3.2).
 
     Groups of one name belong together: an algorithm may add members to a rung it has asked for before. Groups that run
-    at once share the devices by ``weight``. Of an ``open`` group others follow as soon as one of its members is done:
-    what counts is how many are done in a time, and not when the last one is. ``later`` are the rungs that follow once
-    all of the group's members are done, where they are known.
+    at once share the devices by ``weight``. An ``open`` group gets a new member as soon as one is done: its throughput
+    counts, and not the end of its last member. ``later`` are the rungs that follow once all of the group's members are
+    done, where they are known.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Stage(NamedTuple):
 
 
 def score(metrics: Metrics, metric: str, mode: Mode) -> float:
-    """The metric as a number of which more is better; minus infinity where it is missing, NaN or infinite.
+    """The metric as a number that is larger for a better trial; minus infinity where it is missing, NaN or infinite.
 
     >>> score({"loss": 2.0}, "loss", "min")
     -2.0
@@ -119,10 +119,11 @@ def score(metrics: Metrics, metric: str, mode: Mode) -> float:
 
 
 def plain(value: Any) -> Any:
-    """What JSON keeps of a config's value: numbers, strings, lists and dicts as they are, anything else by its repr.
+    """A config's value as JSON keeps it: numbers, strings, lists and dicts as they are, anything else by its repr.
 
-    What differs between two processes is left out of a repr: addresses, and what a study's own file is called, which
-    ``python FILE`` and ``penstock run FILE`` import under two names. A set is in order for the same reason.
+    The parts of a repr that differ between two processes are left out: addresses, and the module name of the study's
+    own file, because ``python FILE`` and ``penstock run FILE`` import it under two names. A set is sorted for the same
+    reason.
 
     >>> plain({"widths": (64, 32), "act": len, "layers": {"b", "a"}})
     {'widths': [64, 32], 'act': '<built-in function len>', 'layers': ['a', 'b']}

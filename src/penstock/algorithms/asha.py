@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Rung:
-    """The results at one budget of one bracket, as (−score, number): the smallest is the best, of equals the first."""
+    """The results at one budget of one bracket, as pairs (−score, number).
+
+    The smallest pair is the best result; of equal scores, the lower number wins.
+    """
 
     name: str
     budget: int
     above: Rung | None
     results: int = 0
-    waiting: list[tuple[float, int]] = field(default_factory=list)  # a heap of those not promoted
-    promoted: list[tuple[float, int]] = field(default_factory=list)  # sorted
+    waiting: list[tuple[float, int]] = field(default_factory=list)  # results not promoted, as a heap
+    promoted: list[tuple[float, int]] = field(default_factory=list)  # results promoted, sorted
 
     def take(self, number: int, score: float) -> None:
         self.results += 1
@@ -35,10 +38,10 @@ class Rung:
             heappush(self.waiting, (-score, number))
 
     def promote(self, reduction: int) -> int | None:
-        """The best of those not promoted, where it is among the top ⌊k/η⌋ of the k results (ASHA, Algorithm 2)."""
+        """The best trial not promoted yet, where it is among the top ⌊k/η⌋ of the k results (ASHA, Algorithm 2)."""
         if not self.waiting:
             return None
-        rank = bisect(self.promoted, self.waiting[0])  # nobody else is ahead of the best that waits
+        rank = bisect(self.promoted, self.waiting[0])  # only promoted trials can be ahead of the best that waits
         if rank >= self.results // reduction:
             return None
         best = heappop(self.waiting)
@@ -47,12 +50,12 @@ class Rung:
 
 
 class ASHA(Rungs):
-    """Asynchronous successive halving (Li et al., 2020): whoever is in its rung's top 1/``reduction`` goes on at once.
+    """Asynchronous successive halving (Li et al., 2020): a trial in its rung's top 1/``reduction`` goes on at once.
 
-    A promotion is never undone. Where nobody can be promoted, a new configuration starts, until the study's ``trials``
-    are drawn. ``concurrency`` trials are under way at a time whatever the number of devices. Left out, it is 64, enough
-    to fill a fused bundle, or 8 with a sampler, so that a draw can know the results before it. With several
-    ``brackets``, bracket s starts at r·ηˢ units and they share the trials as Hyperband's brackets do.
+    A promotion is never undone. Where no trial can be promoted, a new configuration starts, until the study's
+    ``trials`` are drawn. ``concurrency`` is the number of trials under way at a time, whatever the number of devices.
+    Its default is 64, enough to fill a fused bundle, or 8 with a sampler, so that a draw can know the results before
+    it. With several ``brackets``, bracket s starts at r·ηˢ units, and the brackets divide the trials as Hyperband's do.
 
     >>> ASHA(max_budget=27)
     ASHA(max_budget=27, min_budget=1, reduction=3, concurrency=None, brackets=1)
@@ -85,12 +88,13 @@ class ASHA(Rungs):
         self._lowest = [bracket[0] for bracket in rungs]
         # Promotions look from the highest rung down, so that the most promising trials are the first to be served.
         self._promoting = sorted((r for bracket in rungs for r in bracket[:-1]), key=lambda rung: -rung.budget)
-        self._rung_of: list[Rung] = []  # of each trial, by number
+        self._rung_of: list[Rung] = []  # the rung of each trial, by the trial's number
         needed_trials(self, search)
 
     def ask(self) -> list[TrialGroup]:
         trials = needed_trials(self, self.search)
-        wanted: dict[Rung, list[int | None]] = {}  # None is a new trial: it gets its number in the order of the groups
+        # None stands for a new trial: new trials are numbered later, in the order of the groups.
+        wanted: dict[Rung, list[int | None]] = {}
         for _ in range(self._most() - len(self._granted)):
             for rung in self._promoting:
                 if (number := rung.promote(self.reduction)) is not None:

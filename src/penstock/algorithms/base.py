@@ -1,4 +1,4 @@
-"""The contract of a tuning algorithm: ask, tell, stages; and the account of grants that Penstock's own keep."""
+"""The contract of a tuning algorithm: ask, tell, stages; and the account of grants that Penstock's algorithms keep."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ class Algorithm(ABC):
     """Decides which trials run and how far.
 
     An instance holds its settings; ``begin`` gives it a search (space, goal, seed, number of trials) and forgets any
-    earlier one. From then on the engine calls, in this order and for every report: ``tell``, ``drops``, ``ask``. What
-    an algorithm answers depends on nothing but its settings, the search and the order of those reports: no clock, no
-    global random state, no set iteration. That is what makes resuming a replay.
+    earlier one. From then on the engine calls, in this order and for every report: ``tell``, ``drops``, ``ask``. The
+    algorithm's answers depend on nothing but its settings, the search and the order of those reports: no clock, no
+    global random state, no set iteration. So a study can be resumed by replaying its log.
 
     - Trials are numbered 0, 1, 2, … in the order in which they are first asked for.
-    - A member's budget counts units in all, above those the trial has reported. A trial goes no further than its
-      granted budget until asked for again, and is not asked for again before it has reported that budget.
+    - A member's budget is the trial's total number of units; it is larger than the number already reported. A trial
+      goes no further than its granted budget until asked for again, and is not asked for again before it has reported
+      that budget.
     - A report below the granted budget changes no decision, except in algorithms that say so.
     - A failed trial is told as a report at its granted budget without metrics; ``self.score`` makes it worst of all.
     - ``search.trials`` may grow between two asks, when a study is taken up again with a larger total. An algorithm that
-      needs it reads it at each ``ask``; one whose stages are made from it fixes it in ``begin`` (SuccessiveHalving:
-      ``Study`` refuses the change).
+      needs this number reads it at each ``ask``. An algorithm whose stages are made from it fixes it in ``begin``
+      (SuccessiveHalving: ``Study`` refuses the change).
     - The search is over when ``ask`` gives nothing and no member is running.
     """
 
     max_budget: int
-    samples = True  # whether configs are drawn, so that a sampler is of use
+    samples = True  # whether configs are drawn; only then is a sampler of use
     grows = True  # whether a study that is taken up again may have more trials
     search: Search
 
@@ -61,11 +62,11 @@ class Algorithm(ABC):
         return None
 
     def stages(self, trials: int | None = None) -> list[Stage] | None:
-        """The stages, where they are known beforehand; ``trials`` where the settings do not fix it."""
+        """The stages, where they are known beforehand; ``trials`` is their number where the settings do not fix it."""
         return None
 
     def default_sampler(self) -> BaseSampler | None:
-        """The sampler that the algorithm brings itself, where it does; the user then gives none."""
+        """The sampler that the algorithm brings, used where the user gives none; None where it brings none."""
         return None
 
     def settings(self) -> dict[str, object]:
@@ -73,7 +74,7 @@ class Algorithm(ABC):
         return {k: v for k, v in vars(self).items() if not k.startswith("_") and k != "search"}
 
     def score(self, report: Report) -> float:
-        """The report's value as a number of which more is better; minus infinity where it is not finite."""
+        """The report's metric as a number that is larger for a better trial; minus infinity where it is not finite."""
         return score(report.metrics, self.search.metric, self.search.mode)
 
     def __repr__(self) -> str:
@@ -81,14 +82,14 @@ class Algorithm(ABC):
 
 
 class Granting(Algorithm):
-    """What Penstock's own algorithms share: an account of the budgets granted and the trials dropped.
+    """The base of Penstock's own algorithms: an account of the budgets granted and the trials dropped.
 
     Only the first report at its trial's granted budget is taken.
     """
 
     def begin(self, search: Search) -> None:
         self.search = search
-        self._granted: dict[int, int] = {}  # the budgets of those under way
+        self._granted: dict[int, int] = {}  # the budget of each trial under way
         self._dropped: list[int] = []
 
     def tell(self, report: Report) -> None:
@@ -108,12 +109,12 @@ class Granting(Algorithm):
         return group
 
     def _take(self, report: Report) -> None:
-        """Take a result at its granted budget, which is the trial's last unless the algorithm says otherwise."""
+        """Take a result at its granted budget; the trial is dropped, unless an algorithm overrides this."""
         self._dropped.append(report.trial)
 
 
 def needed_trials(algorithm: Algorithm, search: Search) -> int:
-    """How many trials there are in all: as the settings fix it, or as ``Study(trials=...)`` then has to say."""
+    """How many trials there are in all: the settings fix it, or else ``Study(trials=...)`` must give it."""
     trials = algorithm.trials(search)
     trials = search.trials if trials is None else trials
     if trials is None:

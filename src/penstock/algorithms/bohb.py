@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """Where a draw comes from (Falkner et al., 2018, §4 and Algorithm 2).
+    """Draws configurations as BOHB does (Falkner et al., 2018, §4 and Algorithm 2).
 
-    A third of all draws, ρ, is independent. The others come from TPE over D_b, the finite results at budget b: the
-    deepest b with |D_b| ≥ N_min + 2, where N_min is one more than the number of tuned parameters. Where no budget has
-    that many yet, the draw is independent.
+    A third of all draws, ρ, is independent. The others come from TPE over D_b, the finite results at budget b. The
+    budget b is the deepest with |D_b| ≥ N_min + 2, where N_min is one more than the number of tuned parameters. Where
+    no budget has that many results yet, the draw is independent.
     """
 
     def __init__(self, search: Search) -> None:
@@ -48,7 +48,7 @@ class Model:
 
 
 class ModelBased(Rungs):
-    """What BOHB and SyncBOHB share: new configurations come from a ``Model`` of the results so far."""
+    """The base of BOHB and SyncBOHB: new configurations come from a ``Model`` of the results so far."""
 
     def default_sampler(self) -> TPESampler:
         """The sampler that a study uses where the user gives none."""
@@ -90,11 +90,11 @@ class SyncBOHB(ModelBased, Hyperband):
 
 
 def tpe() -> TPESampler:
-    """TPE over all parameters jointly, from the first result on: ``Model`` decides when there are enough of them.
+    """TPE over all parameters jointly, from the first result on: ``Model`` decides when there are enough results.
 
-    The good ones are the best N_b,l = max(N_min, 15% of N_b) (BOHB, eq. 3). Optuna's own 10% is one result of the few
-    at a deep budget, and the others there, all good enough to be promoted, would count as bad: draws would avoid the
-    best region.
+    The best N_b,l = max(N_min, 15% of N_b) results count as good (BOHB, eq. 3). Optuna's own 10% would be a single
+    result at a deep budget, which has few. The other results there, all good enough to be promoted, would count as
+    bad, and draws would avoid the best region.
     """
     from optuna.samplers import TPESampler
 
@@ -103,7 +103,7 @@ def tpe() -> TPESampler:
             self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
         ) -> dict[str, Any]:
             n_min = len(search_space) + 1
-            self._gamma = lambda n: max(n_min, 15 * n // 100)  # as an argument it is deprecated
+            self._gamma = lambda n: max(n_min, 15 * n // 100)  # set here, because the argument gamma= is deprecated
             return super().sample_relative(study, trial, search_space)
 
     return TPE(multivariate=True, n_startup_trials=0)

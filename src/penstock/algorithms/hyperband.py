@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Hyperband(Halving):
-    """Brackets s = s_max … 0 of successive halving, of which bracket s halves s times (Li et al., 2018, Algorithm 1).
+    """Brackets s = s_max … 0 of successive halving; bracket s halves s times (Li et al., 2018, Algorithm 1).
 
     The settings fix the number of trials.
 
@@ -31,8 +31,8 @@ class Hyperband(Halving):
         stages = []
         for s, n in zip(reversed(range(len(sizes))), sizes, strict=True):
             for i in range(s + 1):
-                # n_i = ⌊n·η^−i⌋ trials to r_i = R·η^(i−s) units, to the nearest. Two rungs never round to the same
-                # budget: r_i ≥ min_budget ≥ 1 and r_(i+1) ≥ 2·r_i lie at least a unit apart.
+                # n_i = ⌊n·η^−i⌋ trials to r_i = R·η^(i−s) units, rounded to the nearest whole number. Two rungs never
+                # round to the same budget: r_i ≥ min_budget ≥ 1 and r_(i+1) ≥ 2·r_i lie at least a unit apart.
                 parts = self.reduction ** (s - i)
                 stages.append(Stage(n // self.reduction**i, (2 * self.max_budget + parts) // (2 * parts), bracket=s))
         return stages

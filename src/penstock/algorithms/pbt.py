@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class PBT(Granting):
     """A population that trains in generations of ``interval`` units (Jaderberg et al., 2017, §3 and §4.1.1).
 
-    After each generation the bottom ``quantile`` *exploits*: each takes over the weights, optimizer state and
-    configuration of a trial of the top ``quantile`` (truncation selection), and *explores*: that configuration is
-    perturbed. Trials that failed or are not finite are always replaced so, where there is a finite one to copy.
+    After each generation each trial of the bottom ``quantile`` *exploits*: it takes over the weights, optimizer state
+    and configuration of a trial of the top ``quantile`` (truncation selection). Then it *explores*: that configuration
+    is perturbed. Trials that failed or are not finite are always replaced so, where there is a finite trial to copy.
 
     >>> len(PBT(population=4, max_budget=10, interval=3).stages())
     4
@@ -53,7 +53,7 @@ class PBT(Granting):
         self._budget = 0
         self._configs: dict[int, Config] = {}
         self._next: list[Member] = []  # the generation that waits to be asked for
-        self._reports: list[Report] = []  # of this generation, at its budget
+        self._reports: list[Report] = []  # the reports of this generation at its budget
         search.space.perturb({}, search.seed, 0, 0)  # a space that cannot be perturbed is refused before any training
 
     def ask(self) -> list[TrialGroup]:
@@ -85,7 +85,8 @@ class PBT(Granting):
     def _exploit_and_explore(self, unit: int, reports: list[Report]) -> list[Member]:
         ranking = sorted(reports, key=lambda report: (-self.score(report), report.trial))
         finite = {report.trial: isfinite(self.score(report)) for report in ranking}
-        # At most half, so that nobody is both copied and replaced; as a fraction, because 0.07·100 is above 7.
+        # The cut is at most half, so that no trial is both copied and replaced. It is computed as a fraction, because
+        # 0.07·100 as a float is above 7.
         cut = min(ceil(Fraction(str(self.quantile)) * len(ranking)), len(ranking) // 2)
         donors = [report.trial for report in ranking[:cut] if finite[report.trial]]
         bottom = {report.trial for report in ranking[len(ranking) - cut :]}
@@ -98,6 +99,6 @@ class PBT(Granting):
                 members.append(Member(number, config, self._budget, StartFrom(donor, unit)))
             elif report.metrics:
                 members.append(Member(number, self._configs[number], self._budget, StartFrom(number, unit)))
-            else:  # it failed, so it has no state to go on from, and there is nobody to copy
+            else:  # the trial failed, so it has no state to go on from, and there is no finite trial to copy
                 self._dropped.append(number)
         return members

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.algorithms.sampling import Search
 
 
-AHEAD = 1000  # independent draws under way: enough for any cluster, and a million trials begin without delay
+AHEAD = 1000  # independent draws under way: enough for any cluster, and a study of a million trials starts at once
 
 
 class Random(Granting):

@@ -1,8 +1,8 @@
-"""What an algorithm is given to search with: the space, the goal, the seed, and configs drawn when it asks for them.
+"""The search that an algorithm is given: the space, the goal, the seed, and configs drawn when it asks for them.
 
-A draw is a function of (seed, number, results so far) and of nothing else, whichever sampler it comes from: each one
+A draw is a function of (seed, number, results so far) and of nothing else, whichever sampler makes it. Each draw
 begins from a copy of the sampler as the user made it, with every random generator in it seeded anew. So a replayed log
-draws what it drew before, and a study that skipped some draws goes on as if it had made them.
+gives the same draws again, and a study that skipped some draws goes on as if it had made them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class Search:
-    """Where configs come from: the space alone, or a sampler that learns from the results it has seen.
+    """Draws configs: from the space alone, or by a sampler that learns from the results it has seen.
 
-    The sampler itself is left as it is, and its own seed is not used: ``seed`` is the study's. ``preset`` holds configs
-    by number that come from a log instead. Optuna is imported only for a sampler.
+    The user's sampler is left as it is, and its own seed is not used: ``seed`` is the study's. ``preset`` holds configs
+    from a log, by the trial's number; they are not drawn. Optuna is imported only for a sampler.
 
     >>> Search(Space.of(lambda trial: {"lr": trial.suggest_float("lr", 1, 1)}), "loss", "min").draw(0)
     {'lr': 1.0}
@@ -64,7 +64,7 @@ class Search:
         return self._sampler is not None
 
     def draw(self, number: int) -> Config:
-        """The config of a new trial: the sampler's, or an independent one where there is none."""
+        """The config of a new trial: the sampler's, or an independent draw where there is no sampler."""
         return self.independent(number) if self._sampler is None else self._sample(number, None)
 
     def draw_at(self, number: int, budget: int) -> Config:
@@ -78,7 +78,7 @@ class Search:
         return self._tell(number, self.space.draw(self.seed, number))
 
     def replay(self, number: int, config: Config) -> None:
-        """Take a trial's config from a log, when it comes to drawing it."""
+        """Keep a trial's config from a log, to be used when that trial is drawn."""
         self._preset[number] = config
 
     def apply(self, event: Event) -> None:
@@ -133,7 +133,7 @@ class Search:
 
 
 def reseed(sampler: object, seed: int, number: int) -> None:
-    """Seed every random generator inside a sampler, and in what it is made of, for one draw.
+    """Seed every random generator inside a sampler, and inside its parts, for one draw.
 
     >>> from optuna.samplers import RandomSampler
     >>> sampler = RandomSampler()
@@ -170,7 +170,7 @@ def reseed(sampler: object, seed: int, number: int) -> None:
                 visit(inner, f"{path}.{index}")
         elif hasattr(part, "__dict__"):
             if isinstance(part, QMCSampler):
-                part._seed = key(seed, "sampler", path)  # one scrambled sequence, of which each draw takes a point
+                part._seed = key(seed, "sampler", path)  # all draws are points of one scrambled sequence
             visit(vars(part), path)
 
     visit(sampler, "")

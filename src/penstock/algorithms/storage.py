@@ -1,8 +1,8 @@
-"""The event log as an Optuna storage: what samplers, plots, importances and optuna-dashboard see of a study.
+"""The event log as an Optuna storage: samplers, plots, importances and optuna-dashboard see a study through it.
 
 Optuna's own storages refuse to change a finished trial. Here a trial is complete from its first result on, with the
-value of its deepest one, and a later report deepens it: a trial that is paused, or that runs on after a promotion, is
-not a pending one, which a sampler would take for bad.
+value of its deepest result, and a later report deepens it. A sampler takes a pending trial for a bad one; so a trial
+that is paused, or that runs on after a promotion, must not be pending.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.trial import Config, Mode, plain, score
 
 STUDY = 0  # the id of the one study
 EPOCH = datetime(1970, 1, 1)  # Optuna wants dates, and a study has only a clock that began at zero (invariant 6)
-USER = "user:"  # begins the keys of what Optuna calls user attributes; all others are its system attributes
+USER = "user:"  # begins the keys of Optuna's user attributes; all other keys are of its system attributes
 
 
 @dataclass
@@ -51,9 +51,9 @@ class _Trial:
 class LogStorage(BaseStorage):
     """One study, fed by ``apply``; a trial's id is its number.
 
-    What a sampler writes goes to ``write``. Without it the storage is read-only: what a dashboard notes down about the
-    study is forgotten with the storage, and nothing else can be written. Without a ``space``, the parameters' domains
-    come from the log's description of it, and are guessed from the configs where it has none.
+    Attributes that a sampler writes go to ``write``. Without it the storage is read-only: a dashboard's notes about the
+    study are forgotten with the storage, and nothing else can be written. Without a ``space``, the parameters' domains
+    come from the log's description of the space, and from the configs where the log has no description.
 
     >>> storage = LogStorage("digits", "accuracy", "max", None)
     >>> storage.apply(Asked(0, {"lr": 0.1}, budget=1, group="rung 0"))
@@ -86,7 +86,7 @@ class LogStorage(BaseStorage):
                 self._put(event)
             elif isinstance(event, Reported):
                 trial = self._changing(event.trial)
-                # The worst where it diverged, so that samplers learn to keep away.
+                # A trial that diverged has the worst value, so that samplers learn to keep away from its config.
                 value = score(event.metrics, self.metric, self.mode)
                 trial.values[event.unit] = value if self.mode == "max" else -value
                 trial.end = self._clock
@@ -115,7 +115,7 @@ class LogStorage(BaseStorage):
             trial.params, trial.distributions = self.space.params(event.config)
 
     def _put(self, event: Wrote) -> None:
-        attrs = self._attrs.get(event.trial, {})  # a trial's are written before it is asked for
+        attrs = self._attrs.get(event.trial, {})  # a trial's attributes are written before the trial is asked for
         self._attrs[event.trial] = {**attrs, event.key: event.value}
         if event.trial in self._trials:
             self._changing(event.trial)
@@ -126,7 +126,7 @@ class LogStorage(BaseStorage):
         return trial
 
     def _describe(self) -> None:
-        """A guess depends on all configs, so it waits until somebody looks."""
+        """Give trials their parameters; a guessed space depends on all configs, so this waits until trials are read."""
         trials = [trial for trial in self._trials.values() if trial.config is not None]
         space = self._described or guess([trial.config for trial in trials if trial.config])
         for trial in trials:
@@ -144,7 +144,7 @@ class LogStorage(BaseStorage):
         if unit in trial.values:
             state = TrialState.COMPLETE
         elif trial.values or trial.failed:
-            state = TrialState.FAIL  # out of the view; samplers pass over failures
+            state = TrialState.FAIL  # hides a trial without a result at this budget: samplers pass over failures
         else:
             state = TrialState.RUNNING
         attrs = self._attrs.get(trial.number, {})
@@ -162,7 +162,7 @@ class LogStorage(BaseStorage):
             intermediate_values=dict(sorted(trial.values.items())),
         )
 
-    # What Optuna reads
+    # Methods by which Optuna reads
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
@@ -202,7 +202,7 @@ class LogStorage(BaseStorage):
         attrs, directions = self._attrs[None], self.get_study_directions(STUDY)
         return [FrozenStudy(self.name, None, _user(attrs), _system(attrs), STUDY, directions=directions)]
 
-    # What Optuna writes
+    # Methods by which Optuna writes
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         if self._write is None or template_trial is not None:
@@ -271,7 +271,7 @@ def read_study(dir: Path) -> optuna.Study:
 
 
 def guess(configs: Iterable[Config]) -> Space:
-    """A space that the configs may be from, for plots of a study whose own space is not at hand.
+    """A space that holds all the configs, for plots of a study whose own space is not at hand.
 
     >>> guess([{"lr": 0.001}, {"lr": 1.0}]).domains["lr"].log
     True

@@ -14,25 +14,25 @@ from penstock.trial import Config, Later, Member, Report, Stage, StartFrom, Tria
 if TYPE_CHECKING:
     from penstock.algorithms.sampling import Search
 
-CONCURRENCY = 8  # trials under way, where draws learn from results
-UNLEARNED = 64  # where they do not
+CONCURRENCY = 8  # trials under way where draws learn from results
+UNLEARNED = 64  # trials under way where draws do not learn
 
 
 class Bracket:
     """One run of successive halving: n₀ trials to r₀ units, the best n₁ of them to r₁, and so on.
 
-    A rung starts when every trial of the one before has reported. Trials that are not finite go no further, even
-    where that leaves the next rung smaller than planned.
+    A rung starts when every trial of the rung before has reported. Trials whose score is not finite go no further,
+    even where the next rung then is smaller than planned.
     """
 
     def __init__(self, name: str, stages: list[Stage]) -> None:
         self._name = name
         self._stages = stages
         self._rung = 0
-        self._best: list[tuple[float, int]] = []  # the heap of those ahead: (score, −number), the worst first
+        self._best: list[tuple[float, int]] = []  # the trials ahead, as a heap of (score, −number), the worst first
         self.undrawn = stages[0].trials
         self.running = 0
-        self.promoted: list[int] = []  # those that wait to be asked for
+        self.promoted: list[int] = []  # trials of this rung that wait to be asked for
 
     @property
     def over(self) -> bool:
@@ -58,7 +58,7 @@ class Bracket:
         return tuple(Later(after.trials, after.budget - before.budget) for before, after in pairwise(rungs))
 
     def take(self, number: int, score: float) -> list[int]:
-        """Take a trial's score at this rung's budget; gives the trials that it makes certain to go no further."""
+        """Take a trial's score at this rung's budget; gives the trials that now certainly go no further."""
         self.running -= 1
         out = []
         if isfinite(score):
@@ -67,7 +67,7 @@ class Bracket:
             out.append(number)
         last = self._rung + 1 == len(self._stages)
         if len(self._best) > (0 if last else self._stages[self._rung + 1].trials):
-            out.append(-heappop(self._best)[1])  # of equals, the later number
+            out.append(-heappop(self._best)[1])  # of equal scores, the higher number goes
         if not self.running and not self.undrawn and not last:
             self.promoted = sorted(-number for _, number in self._best)
             self._best = []
@@ -76,7 +76,7 @@ class Bracket:
 
 
 class Rungs(Granting):
-    """What all algorithms with rungs share: their settings, and the configuration of each trial."""
+    """The base of all algorithms with rungs: their settings, and the configuration of each trial."""
 
     def __init__(self, max_budget: int, min_budget: int, reduction: int, concurrency: int | None) -> None:
         check_count("max_budget", max_budget)
@@ -99,18 +99,18 @@ class Rungs(Granting):
 
     def begin(self, search: Search) -> None:
         super().begin(search)
-        self._configs: list[Config] = []  # of each trial, by number
+        self._configs: list[Config] = []  # the config of each trial, by the trial's number
 
     def _draw(self, number: int) -> Config:
         return self.search.draw(number)
 
 
 class Halving(Rungs):
-    """What SuccessiveHalving and Hyperband share: brackets, made of what ``stages`` says.
+    """The base of SuccessiveHalving and Hyperband: brackets made from the list that ``stages`` gives.
 
     Brackets of independent draws do not depend on each other and are asked for at once. Where a sampler learns from
-    results, they follow one another, and their first rungs are drawn as results come in, with at most ``concurrency``
-    trials under way.
+    results, the brackets follow one another, and their first rungs are drawn as results come in, with at most
+    ``concurrency`` trials under way.
     """
 
     def begin(self, search: Search) -> None:
@@ -118,7 +118,7 @@ class Halving(Rungs):
         stages = self.stages(needed_trials(self, search)) or []
         brackets = [(s, list(rungs)) for s, rungs in groupby(stages, key=lambda stage: stage.bracket)]
         self._brackets = [Bracket(f"bracket {s} " if len(brackets) > 1 else "", rungs) for s, rungs in brackets]
-        self._bracket_of: list[Bracket] = []  # of each trial, by number
+        self._bracket_of: list[Bracket] = []  # the bracket of each trial, by the trial's number
 
     def ask(self) -> list[TrialGroup]:
         groups = []
@@ -138,7 +138,7 @@ class Halving(Rungs):
     def _draws(self, bracket: Bracket) -> list[Member]:
         room = bracket.undrawn
         if self.search.learns:
-            room = min(room, max(0, self._most() - bracket.running))  # a later rung may be larger
+            room = min(room, max(0, self._most() - bracket.running))  # a later rung may exceed the limit
         bracket.undrawn -= room
         members = []
         for number in range(len(self._configs), len(self._configs) + room):
@@ -155,15 +155,16 @@ class Halving(Rungs):
 class SuccessiveHalving(Halving):
     """Train all trials a little, the best 1/``reduction`` of them further, until ``max_budget`` (Jamieson & Talwalkar).
 
-    Of n trials, ⌊n/ηᵏ⌋ are in rung k, where each has trained r·ηᵏ units in all, the last rung's ``max_budget`` R; with
-    ``additive`` each rung trains r·ηᵏ units *more* instead, as RubberBand counts (§6: SHA(n=64, r=4, R=508)). Where n
-    is too small for that many rungs, the last that holds a trial trains to R: R goes to at least one trial.
+    Of n trials, ⌊n/ηᵏ⌋ are in rung k and train to r·ηᵏ units in all; the last rung trains to R, the ``max_budget``.
+    With ``additive`` each rung trains r·ηᵏ units *more* instead, as RubberBand counts (§6: SHA(n=64, r=4, R=508)).
+    Where n is too small for that many rungs, the last rung that holds a trial trains to R, so that at least one trial
+    reaches R.
 
     >>> SuccessiveHalving(max_budget=9).stages(9)
     [Stage(trials=9, budget=1, bracket=0), Stage(trials=3, budget=3, bracket=0), Stage(trials=1, budget=9, bracket=0)]
     """
 
-    grows = False  # its rungs are made from the number of trials
+    grows = False  # the rungs are made from the number of trials
 
     def __init__(
         self, *, max_budget: int, min_budget: int = 1, reduction: int = 3, additive: bool = False, concurrency: int = 8

@@ -1,4 +1,4 @@
-"""How fast trials go by the study's clock: what reports tell the speed model, and what is kept for the next study."""
+"""The speed of trials by the study's clock: reports teach the speed model, and profiles are kept for the next study."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from penstock.speed.profiles import Kind, Profile, Profiles
 
 @dataclass(frozen=True)
 class Shelf:
-    """The profiles of one task: the one memory of what was measured."""
+    """The profiles of one task: the one memory of its measurements."""
 
     profiles: Profiles
     task: str
 
     def get(self, signature: str, device: Device, kind: Kind) -> Profile | None:
-        """What was measured last on a device of its kind."""
+        """The last profile of a kind, measured on a device like this one."""
         return self.profiles.get(self.task, device_kind(device), signature, kind)
 
     def put(self, signature: str, device: Device, kind: Kind, table: Mapping[int, float]) -> None:
-        """Keep numbers, with the words that a measurement came with, where there was one."""
+        """Keep a table, with the size, way and reason of the earlier profile, where there was one."""
         before = self.get(signature, device, kind) or Profile(self.task, device_kind(device), signature, kind, {})
         self.profiles.put(replace(before, table=dict(table)))
 
     def measured(self, event: Measured, device: Device) -> None:
-        """Keep what a worker found out."""
+        """Keep a worker's measurement."""
         if event.table:
             what = (event.signature, event.kind, event.table, event.size, event.way, event.reason)
             self.profiles.put(Profile(self.task, device_kind(device), *what))
 
 
 def device_kind(device: Device) -> str:
-    """All that a step's time depends on besides the task. Memory is none of it: what fits is asked where it is used."""
+    """Everything besides the task that a step's time depends on. Memory is not part of it: it only limits sizes."""
     threads = "" if device.threads is None else f", {device.threads} threads"
     return f"{device.type}{threads}, torch {_torch()}, penstock {__version__}"
 
@@ -50,11 +50,11 @@ def _torch() -> str:
 
 @dataclass
 class _Going:
-    type: str  # of its devices
+    type: str  # the type of its devices
     since: float  # the clock at its last report, or when it was placed
-    first: float | None = None  # seconds of the unit that began with starting it
+    first: float | None = None  # seconds of its first unit, which include the start
     begun: bool = False
-    alike: bool = True  # no trial came or left since
+    alike: bool = True  # whether no trial entered or left the bundle since
 
 
 class Pace:
@@ -63,21 +63,21 @@ class Pace:
     def __init__(self, model: SpeedModel | None = None, shelf: Shelf | None = None) -> None:
         self.model, self.shelf = model or SpeedModel(), shelf
         self._going: dict[int, _Going] = {}
-        self._signatures: dict[int, str] = {}  # of trials, as the model was told
-        self._devices: dict[str, Device] = {}  # lost ones too: what was measured there may still be told
+        self._signatures: dict[int, str] = {}  # the signatures of trials, as the model was told
+        self._devices: dict[str, Device] = {}  # lost devices too: a measurement made there may still arrive
         self._count = 0  # how many devices there are
         self._types: dict[str, Device] = {}  # the first device of each type that there is
-        self._recalled: set[tuple[str, str]] = set()  # signatures and types
-        self._reasons: dict[tuple[str, str], str] = {}  # why bundles of a signature on a type are as large as they are
+        self._recalled: set[tuple[str, str]] = set()  # pairs of signature and type whose profiles were looked up
+        self._reasons: dict[tuple[str, str], str] = {}  # why bundles of a signature on a type have their size
         self._opened = 0.0  # the clock when the study was taken up
-        self._opening: tuple[Device, float] | None = None  # where the first trial was placed, and how long after
+        self._opening: tuple[Device, float] | None = None  # the first placement: its device, and seconds since opening
 
     def open(self, clock: float) -> None:
         """A driver takes the study up."""
         self._opened = clock
 
     def look(self, devices: Mapping[str, Device]) -> None:
-        """These devices there are; of those of a new type something may be known from an earlier study."""
+        """Take the present devices, and recall profiles of an earlier study on types that are new."""
         self._devices.update(devices)
         self._count = len(devices)
         self._types = {device.type: device for device in reversed(list(devices.values()))}
@@ -85,24 +85,24 @@ class Pace:
             self._recall(signature)
 
     def alike(self, device: str) -> list[str]:
-        """The devices that what was measured on this one holds for."""
+        """The devices of the same type: measurements on this device hold for them."""
         return [name for name, other in self._devices.items() if other.type == self._devices[device].type]
 
     def known(self) -> Speed:
-        """All that is known of the trials' speed."""
+        """The speed of the trials, with all that was measured."""
         return self.model.speed(self._types)
 
     def speed(self) -> Speed:
-        """What a scheduler is given.
+        """The speed that a scheduler gets.
 
-        On one device no order of trials ends sooner than another, and no trial has a place to move to. There the
-        seconds of units are left out, so that a run with one worker repeats itself (invariant 4).
+        On one device no order of trials ends sooner than another, and a trial cannot move. So the seconds of units are
+        left out there, and a run with one worker repeats itself (invariant 4).
         """
         speed = self.known()
         return replace(speed, unit=UNKNOWN.unit, moving=math.inf) if self._count == 1 else speed
 
     def know(self, trial: int, signature: str) -> None:
-        """A trial is of a signature, of which something may be known from an earlier study."""
+        """Note a trial's signature, and recall profiles of an earlier study."""
         self._signatures[trial] = signature
         self.model.know(trial, signature)
         self._recall(signature)
@@ -126,11 +126,11 @@ class Pace:
                 self.model.stopped(moving.table[1])
 
     def size(self, signature: str, device: str) -> int | None:
-        """The most trials of a bundle on a device, or None where the bundle is to measure that."""
+        """The most trials of a bundle on a device, or None where the bundle has to measure this."""
         return self.model.size(signature, self._devices[device].type)
 
     def reason(self, signature: str, device: str) -> str:
-        """Where a bundle's size comes from, for a person."""
+        """The reason for a bundle's size, in words for the user."""
         if (signature, self._devices[device].type) in self._reasons:
             return self._reasons[signature, self._devices[device].type]
         if self.model.sharing == "forced":
@@ -139,7 +139,7 @@ class Pace:
         return "" if known is None else f"measured before: {known.reason.removeprefix('measured before: ')}"
 
     def measured(self, event: Measured) -> list[str]:
-        """A worker measured what sharing or spreading costs on its device; gives what was smoothed or cut."""
+        """Take a worker's measurement of sharing or spreading on its device; says what was smoothed or cut."""
         device = self._devices[event.device]
         if self.shelf is not None:
             self.shelf.measured(event, device)
@@ -149,7 +149,7 @@ class Pace:
         return self.model.shared(event.signature, device.type, event.table, event.size)
 
     def keep(self) -> None:
-        """Keep what was learnt for the next study."""
+        """Keep the measurements and times for the next study."""
         signatures = sorted(set(self._signatures.values()) - {""})
         if self.shelf is None or not signatures or self._opening is None:
             return
@@ -170,27 +170,27 @@ class Pace:
                 stop = self.model.moving - self.model.start
                 shelf.put(signature, device, "moving", {0: self.model.start, 1: stop})
 
-    # What happens, by the clock
+    # Events, by the clock
 
     def entered(self, trial: int, device: str, together: Collection[int], clock: float) -> None:
-        """A trial has come into a bundle on a device, or on several of its type."""
+        """A trial has entered a bundle on a device, or on several devices of its type."""
         if self._opening is None:
             self._opening = self._devices[device], clock - self._opened
         self._going[trial] = _Going(self._devices[device].type, clock)
         self._mixed(together, clock)
 
     def unlike(self, trial: int) -> None:
-        """What a trial's next unit takes says nothing of those that follow."""
+        """Leave out the time of a trial's next unit: it is not typical of later units."""
         if (going := self._going.get(trial)) is not None:
             going.alike = False
 
     def left(self, trial: int, together: Collection[int], clock: float) -> None:
-        """A trial has left its bundle, and the others are among themselves."""
+        """A trial has left its bundle, where the trials in ``together`` remain."""
         self._going.pop(trial, None)
         self._mixed(together, clock)
 
     def reported(self, trial: int, share: float, clock: float, *, unlike: bool = False) -> None:
-        """A trial has reported a unit that it trained at a share; beside ``unlike`` trials that refines no curve."""
+        """A trial has reported a unit trained at a share; beside ``unlike`` trials its time refines no curve."""
         going = self._going.get(trial)
         if going is None:
             return
@@ -208,16 +208,16 @@ class Pace:
         going.alike = True
 
     def done(self, trial: int, share: float, clock: float) -> float:
-        """The part of a unit that a trial should have trained since its last report; a half where nothing is known."""
+        """The part of a unit trained since a trial's last report, as estimated; a half where nothing is known."""
         going = self._going.get(trial)
         if going is None:
             return 0.5
         seconds = clock - going.since - (0.0 if going.begun else self.model.start)
         unit = self.model.unit(going.type, trial) * self.model.curve(going.type, trial).at(share)
-        return min(0.99, max(0.0, seconds / unit))  # it has not reported
+        return min(0.99, max(0.0, seconds / unit))  # below 1, because the trial has not reported the unit
 
     def stopped(self, trial: int, clock: float) -> None:
-        """A trial was made to leave; its last report was the boundary."""
+        """A trial was made to leave: the stop took the time since its last report, which was the boundary."""
         going = self._going.get(trial)
         if going is not None and going.begun:
             self.model.stopped(clock - going.since)

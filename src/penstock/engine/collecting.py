@@ -1,4 +1,4 @@
-"""States that nothing can need any more: found by the log's lines, and deleted once these lines are durable."""
+"""States that are no longer needed: found by the log's lines, and deleted once these lines are durable."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Collecting:
 
     def __init__(self, history: History, states: States, log: Log) -> None:
         self._history, self._states, self._log = history, states, log
-        self._files: dict[int, set[str]] = {}  # the states there are that are still needed, by trial
+        self._files: dict[int, set[str]] = {}  # the state files that are still needed, by trial
         self._needless: set[str] = set()
         self._successors: set[str] = set()  # the states that took the place of needless ones
 
     def find(self) -> None:
-        """See which states there are; one that was cut short, or whose trial the log does not know, goes at once."""
+        """List the states; delete those that were cut short, and those whose trial the log does not know."""
         unknown = []
         for name in self._states.names():
             if name.endswith(".pt") and _owner(name) < len(self._history.trials):
@@ -37,12 +37,12 @@ class Collecting:
         self.look(number)
 
     def release(self) -> None:
-        """Look at the trials whose states were donors until the last line."""
+        """Look at the trials whose states are no longer donors since the last line."""
         while self._history.released:
             self.look(_owner(self._history.released.pop()))
 
     def look(self, number: int) -> None:
-        """Find the states of a trial that nothing can need any more."""
+        """Find the states of a trial that are no longer needed."""
         record, files = self._history.trials[number], self._files.get(number)
         if not files:
             return
@@ -54,20 +54,20 @@ class Collecting:
         self._files[number] = files & keep
 
     def delete(self) -> None:
-        """Delete needless states, once the lines and the states that made them needless are sure to outlive them."""
+        """Delete needless states, once the lines and the states that made them needless are durable."""
         if not self._needless or self._log.tick() is not None:
             return
         for file in self._successors - self._needless:
             self._states.sync(file)
         try:
             self._states.delete(*self._needless)
-        except StudyError:  # a place that cannot be reached now: needless states are no reason to end a study
+        except StudyError:  # the place cannot be reached now: needless states are no reason to end a study
             return
         self._needless.clear()
         self._successors.clear()
 
     def intact(self, state: StateRef) -> bool:
-        """Whether a state is there, whole."""
+        """Whether a state is there and whole."""
         return self._states.size(state.file) == state.bytes
 
 

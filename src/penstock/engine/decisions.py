@@ -1,8 +1,8 @@
-"""What the algorithm decides, as events; and resuming as the replay of those decisions.
+"""The algorithm's decisions as events; and resuming as the replay of those decisions.
 
 Decisions are a function of the order of reports in the log (invariant 4): after each report the algorithm is told,
 then asked, and nothing else reaches it. So a log is resumed by telling a fresh algorithm the logged reports in their
-order and checking that it decides what the log says it decided (invariant 5).
+order, and checking that its decisions are those in the log (invariant 5).
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ class Decider:
     def __init__(self, algorithm: Algorithm, search: Search) -> None:
         self.algorithm, self.search = algorithm, search
         self._wrote: list[Event] = []
-        self._later: dict[str, tuple[Later, ...]] = {}  # the rungs that follow groups
+        self._later: dict[str, tuple[Later, ...]] = {}  # the rungs that follow each group
         search.write = self._wrote.append
         algorithm.begin(search)
 
     def opened(self, trials: int | None) -> list[Event]:
-        """What the algorithm wants when a driver takes the study up, with a total of trials that may have grown."""
+        """The decisions when a driver takes the study up, with a total of trials that may have grown."""
         self.search.trials = trials
         return self._ask([])
 
     def after(self, report: Report) -> list[Event]:
-        """What the algorithm wants after one more report."""
+        """The decisions after one more report."""
         self.algorithm.tell(report)
         dropped = self.algorithm.drops()
         return self._ask([Dropped(tuple(dropped))] if dropped else [])
 
     def later(self, group: str) -> tuple[Later, ...]:
-        """The rungs that follow a group once all of its members are done, as far as they are known."""
+        """The known rungs that follow a group once all of its members are done."""
         return self._later.get(group, ())
 
     def _ask(self, events: list[Event]) -> list[Event]:
@@ -59,7 +59,7 @@ class Decider:
 
 
 def told(event: Event, history: History) -> Report | None:
-    """The report that an algorithm is told for an event: a failed trial's is empty, at its granted budget."""
+    """The report that an algorithm is told for an event; for a failed trial it is empty, at its granted budget."""
     if isinstance(event, Reported):
         return Report(event.trial, event.unit, event.metrics, event.attempt, event.state, event.usage)
     if isinstance(event, Failed) and event.final:
@@ -68,7 +68,7 @@ def told(event: Event, history: History) -> Report | None:
 
 
 def replay(past: Sequence[Event], history: History, decider: Decider, given: int = 0) -> list[Event]:
-    """Go through a log; gives the decisions that were made but not yet logged when its driver died.
+    """Replay a log; gives the decisions that were made but not yet logged when its driver died.
 
     The configs of the first ``given`` events come from the log and not from the search, which has changed since.
     """
@@ -89,7 +89,7 @@ def replay(past: Sequence[Event], history: History, decider: Decider, given: int
 
 
 def _agree(decided: Event | None, logged: Event) -> Event:
-    """The decision, where the log agrees with it: its config holds real objects where the log has their text."""
+    """The decision, where the log agrees with it; its config holds real objects where the log has their text."""
     if isinstance(decided, Asked) and isinstance(logged, Asked):
         same = (decided.trial, decided.budget, decided.start_from) == (logged.trial, logged.budget, logged.start_from)
         if same and plain(decided.config) == logged.config:
@@ -101,7 +101,7 @@ def _agree(decided: Event | None, logged: Event) -> Event:
             )
     elif isinstance(decided, Wrote) and isinstance(logged, Wrote):
         if (decided.trial, decided.key) == (logged.trial, logged.key):
-            return logged  # values may differ in bytes that mean nothing: CMA-ES pickles memory it never set
+            return logged  # values may differ in meaningless bytes: CMA-ES pickles memory that it never set
     elif decided == logged:
         return logged
     raise StudyError(

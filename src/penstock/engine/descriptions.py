@@ -1,4 +1,4 @@
-"""What workers found out about trials before any training: whom each can be fused with, and what it takes."""
+"""Descriptions of trials, made by workers before any training: the trial's signature and its memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.errors import SoloWarning
 from penstock.log.history import TrialRecord
 from penstock.trial import Config
 
-ALL_UNLIKE = 8  # trials of which no two could be fused are no accident
+ALL_UNLIKE = 8  # so many trials, no two of which can be fused, are no accident: the user is warned
 
 NOTHING = Description()
 
@@ -27,7 +27,7 @@ class Descriptions:
         self._new: list[str] = []
 
     def of(self, trial: int) -> Description:
-        """What is known of a trial."""
+        """The description of a trial; an empty one where it was not asked for."""
         return self._known[trial][1] if trial in self._known else NOTHING
 
     def learn(self, records: Iterable[TrialRecord]) -> list[int]:
@@ -49,7 +49,7 @@ class Descriptions:
         return [record.number for record in new]
 
     def say(self, reason: str, *, logged: bool = False) -> None:
-        """Warn once for each reason: trials that train solo cost more than the user may expect."""
+        """Warn once for each reason that trials train solo: they cost more than the user may expect."""
         if self._warns and reason and reason not in self._said:
             self._said.add(reason)
             if not logged:
@@ -57,6 +57,6 @@ class Descriptions:
             warnings.warn(f"Trials that cannot be fused train solo: {reason.rstrip('.')}.", SoloWarning, stacklevel=2)
 
     def refusals(self) -> list[str]:
-        """Why trials train solo, as far as that was not told before."""
+        """New reasons why trials train solo, since the last call."""
         new, self._new = self._new, []
         return new

@@ -1,4 +1,4 @@
-"""Trials whose model no single device holds: whether there are devices enough for them."""
+"""Trials whose model no single device holds: whether there are enough devices for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Shards:
         self._said = False
 
     def enough(self, devices: Mapping[str, Device], executor: Executor) -> bool:
-        """Whether there are so many devices; an error where no more can come, else it is said once that trials wait."""
+        """Whether there are enough devices; raises where no more can come, otherwise warns once that trials wait."""
         types = Counter(device.type for device in devices.values())
         if "distributed" in executor.modes and max(types.values(), default=0) >= self.count:
             return True

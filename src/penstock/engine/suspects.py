@@ -1,10 +1,10 @@
-"""Trials that died together: halved by each death, until the trial that kills its worker is alone with it."""
+"""Trials that died together: each death halves them, until the trial that kills its worker is alone."""
 
 from __future__ import annotations
 
 
 class Suspects:
-    """Trials that died together, of which one at least kills its worker.
+    """Trials that died together; at least one of them kills its worker.
 
     >>> suspects = Suspects()
     >>> for trial in (4, 7, 8):
@@ -24,7 +24,7 @@ class Suspects:
         self._fallen.setdefault(bundle, []).append(trial)
 
     def bisect(self) -> None:
-        """The trials that fell with each bundle are two halves from now on; a half is fused with nobody outside."""
+        """Divide the trials that fell with each bundle into halves; a half is not fused with trials outside it."""
         for trials in self._fallen.values():
             middle = (len(trials) + 1) // 2
             for half in (trials[:middle], trials[middle:]):
@@ -33,7 +33,7 @@ class Suspects:
         self._fallen.clear()
 
     def acquit(self, trial: int) -> None:
-        """A trial came further: it may be fused with any other again."""
+        """A trial has reported: it may be fused with any other again."""
         self._half.pop(trial, None)
 
     def half(self, trial: int) -> int:

@@ -1,4 +1,4 @@
-"""The contract of an executor: where workers live."""
+"""The contract of an executor, where workers live."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DeviceAdded:
 
 @dataclass(frozen=True)
 class DeviceLost:
-    """A device has gone; what ran on it is told as failed."""
+    """A device has gone; the trials that ran on it are told as failed."""
 
     device: Device
 
@@ -28,24 +28,24 @@ ExecutorEvent = WorkerEvent | DeviceAdded | DeviceLost
 
 
 class Executor(ABC):
-    """Trains bundles somewhere and says what happens.
+    """Trains bundles somewhere and tells what happens.
 
     - ``place`` declares what a bundle should hold. Called again with the same name, it changes the bundle at the next
       boundary: a larger budget for the same attempt extends its grant, other placements replace the ones that are
-      gone, and none at all stops it; every trial that is made to leave says ``Stopped``, with a state where one can
-      be saved.
-    - A worker never trains past a grant. It writes a state when a trial reports its budget, when it leaves, and in
-      between as often as costs under 1% of training.
+      gone, and no placements at all stop the bundle. Every trial that is made to leave is told as ``Stopped``, with a
+      state where one can be saved.
+    - A worker never trains past a grant. It writes a state when a trial reports its budget and when a trial leaves. In
+      between it writes states as often as costs under 1% of training.
     - ``wait`` gives events in the order in which they happened on each device: reports in the order of their units,
-      then one of finished, stopped or failed per placement, and nothing of that attempt after it. An empty list means
+      then one of finished, stopped or failed per placement, and no event of that attempt after it. An empty list means
       that the timeout has passed or ``wake`` was called.
     - A worker that dies loses no report that was sent; each of its trials is told as ``Failed(died=True)``.
     - Workers exit when their driver does.
     - ``flexible`` says that requests change which devices there are, and ``scales`` that nodes come and go with them.
-      ``provisioning`` is the seconds that a device takes to come once it is asked for: 0 where all are there, or where
-      none was seen to come yet.
-    - ``modes`` are those that a bundle can have here. ``virtual`` says that the clock is not the machine's: ``wait``
-      then moves it on to the next event, or by ``timeout``.
+      ``provisioning`` is the seconds that a device takes to come once it is asked for: 0 where all devices are there,
+      or where none was seen to come yet.
+    - ``modes`` are the modes that a bundle can have here. ``virtual`` says that the clock is not the machine's:
+      ``wait`` then moves the clock on to the next event, or by ``timeout``.
     """
 
     modes: frozenset[BundleMode] = frozenset({"solo", "fused"})
@@ -84,10 +84,10 @@ class Executor(ABC):
     def request(self, wanted: Sequence[Request]) -> None:  # noqa: B027 (most executors cannot change)
         """Say which devices could be used from now on: so many of each type and market, in place of the last requests.
 
-        Where the executor can, it grows towards that and shrinks to it, and says so by events as devices come and go.
-        A request that names a type or a market is met by such devices alone; one that names neither by any that are
-        left. Devices beyond all requests may go; no requests at all mean that none is of use. No trial is stopped for
-        it: to free devices that train, move their trials first. Elsewhere, nothing happens.
+        An executor that can grows or shrinks to that number, and tells by events which devices come and go. A request
+        that names a type or a market is met by such devices alone; a request that names neither, by any device that is
+        left. Devices beyond all requests may go; no requests at all mean that no device is of use. No trial is stopped
+        for this: to free devices that train, move their trials first. On other executors nothing happens.
         """
 
     @abstractmethod

@@ -15,7 +15,7 @@ from penstock.trial import Config
 
 
 class LocalExecutor(Executor):
-    """Trains inside ``wait``, a step at a time; the caller's random states are as before once it is closed."""
+    """Trains inside ``wait``, a step at a time; ``close`` gives the caller's random generators their states back."""
 
     def __init__(self, job: Job) -> None:
         device = find_devices()[0]

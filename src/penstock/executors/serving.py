@@ -1,4 +1,4 @@
-"""What a worker's own program does, wherever it runs: take orders between two boundaries, and tell what happens."""
+"""The loop of a worker's process, wherever it runs: it takes orders between two boundaries, and tells events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Order = tuple[str, Any]  # ("place", bundle), ("describe", (configs, train, tria
 
 
 def serve(worker: Worker, orders: queue.SimpleQueue[Order], tell: Callable[[str, Any], None]) -> None:
-    """Train what is placed, until the end is ordered; an idle worker waits for orders."""
+    """Train the bundles that are placed, until the end is ordered; an idle worker waits for orders."""
     while True:
         while worker.idle or not orders.empty():
             kind, value = orders.get()
@@ -38,7 +38,10 @@ def _described(worker: Worker, configs: list[Any], train: bool, trials: list[int
 
 
 def _as_sent(error: Exception) -> Exception:
-    """An error with its traceback as text, which travels; one of the user's own classes may not, and is named."""
+    """An error that can be pickled, with its traceback as text.
+
+    An error of the user's own class may not be picklable: a RuntimeError that names the class takes its place.
+    """
     trace = traceback.format_exc()
     try:
         pickle.loads(pickle.dumps(error))

@@ -1,4 +1,4 @@
-"""What may change between two runs of a study: the log's last settings against those of now."""
+"""Settings that may change between two runs of a study: the log's last settings against the present ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.log.states import States, needed
 from penstock.space import Space
 from penstock.trial import StateRef
 
-FIXED = ("metric", "mode", "seed")  # a study with another of these is another study
+FIXED = ("metric", "mode", "seed")  # a study in which one of these differs is another study
 CODE = "the task's code is another"
 CHANGEABLE = ("task", "source", "space", "algorithm", "sampler")  # not "states": see check_states
 
 
 def changes(past: Sequence[Event], now: dict[str, Any], grows: bool, allowed: bool) -> list[str]:
-    """What differs between the log's last settings and these, or a refusal that names it."""
+    """The names of settings that differ from the log's last ones; raises a StudyError where a change is refused."""
     opened = [event.settings for event in past if isinstance(event, Opened)]
     if not opened:
         return []
@@ -51,14 +51,14 @@ def changes(past: Sequence[Event], now: dict[str, Any], grows: bool, allowed: bo
 
 
 def given(past: Sequence[Event], changed: bool) -> int:
-    """How many events lie before the last change: their configs come from the log."""
+    """How many events lie before the last change of settings: their configs come from the log."""
     if changed:
         return len(past)
     return max((i for i, e in enumerate(past) if isinstance(e, Opened) and e.settings.get("changed")), default=0)
 
 
 def check_configs(past: Sequence[Event], space: Space) -> None:
-    """Refuse a space that a logged config does not lie in."""
+    """Refuse a space in which a logged config does not lie."""
     for event in past:
         if isinstance(event, Asked):
             try:
@@ -71,7 +71,7 @@ def check_configs(past: Sequence[Event], space: Space) -> None:
 
 
 def check_states(past: Sequence[Event], history: History, dir: Path, place: str | None, allowed: bool) -> None:
-    """Refuse a place whose states are another study's, or where those that this one needs are not."""
+    """Refuse a place that holds another study's states, or that lacks states which this study needs."""
     states, opened = States.of_study(dir, place), [event.settings for event in past if isinstance(event, Opened)]
     if not opened:
         if place is not None and states.names():
@@ -80,7 +80,7 @@ def check_states(past: Sequence[Event], history: History, dir: Path, place: str 
                 "this one another name, or delete them."
             )
         return
-    before = opened[-1].get("states")  # a log from before there was a choice has none
+    before = opened[-1].get("states")  # absent in a log that is older than this setting
     if before == place:
         return
     missing = [

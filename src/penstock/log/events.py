@@ -57,7 +57,7 @@ class Wrote:
 
 @dataclass(frozen=True)
 class Placed:
-    """A trial was given devices; its attempts are counted by this."""
+    """A trial was given devices; each placement is a new attempt."""
 
     trial: int
     attempt: int
@@ -71,7 +71,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices there are from now on, each with all that is known of it: the fields of ``bundle.Device``."""
+    """The devices that exist from now on, each with the known fields of ``bundle.Device``."""
 
     devices: tuple[dict[str, Any], ...]
     clock: float
@@ -82,11 +82,12 @@ Kind = Literal["sharing", "scaling"]
 
 @dataclass(frozen=True)
 class Measured:
-    """What a worker found out about a signature's trials on its device: seconds by count, and the count that is best.
+    """A worker's measurement of a signature's trials on its device: seconds by count, and the best count.
 
-    The ``table`` of "sharing" has the seconds of one step of a whole bundle by the number of its trials, that of
-    "scaling" the seconds of one step of one trial by the number of its devices; it is empty where nothing was timed.
-    ``way`` is how the step is computed, such as "native". The ``clock`` is the study's, which a worker does not know.
+    For "sharing" the ``table`` has the seconds of one step of a whole bundle by the number of its trials. For "scaling"
+    it has the seconds of one step of one trial by the number of its devices. It is empty where nothing was timed.
+    ``way`` says how the step is computed, such as "native". The engine sets ``clock``, the study's time: a worker does
+    not know it.
     """
 
     signature: str
@@ -101,7 +102,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Reported:
-    """A trial reported metrics; ``state`` where one was saved at that unit."""
+    """A trial reported metrics; ``state`` is set where one was saved at that unit."""
 
     trial: int
     attempt: int
@@ -124,9 +125,10 @@ class Saved:
 
 @dataclass(frozen=True)
 class Failed:
-    """An attempt ended by an error. ``final`` where the trial is given up.
+    """An attempt ended with an error. ``final`` says that the trial is given up.
 
-    ``own`` where it counts against the trial: not where its device was lost, nor where others died with it.
+    ``own`` says that the error counts against the trial. It does not where the trial's device was lost, nor where
+    other trials died with it.
     """
 
     trial: int
@@ -155,7 +157,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Ended:
-    """The driver laid the study down, and why: done, deadline, target, interrupted, failed."""
+    """The driver ended its run of the study. The reason is done, deadline, target, interrupted or failed."""
 
     reason: str
     clock: float
@@ -199,7 +201,7 @@ def decode(line: str, number: int) -> Event:
 
 
 def _from_version_1(body: dict[str, Any], kind: type) -> None:
-    """Change a line of the log's first version to what this one would have written."""
+    """Change a line of the log's first version into the line that the present version would have written."""
     if kind is Devices and "types" in body:
         body["devices"] = [{"name": name, "type": type} for name, type in body.pop("types").items()]
     elif kind is Measured and "seconds" in body:
@@ -215,7 +217,7 @@ def read(path: Path) -> Iterator[Event]:
 
 @dataclass
 class LogReader:
-    """Reads a log that another process may still be writing: each call of ``new`` gives the events since the last."""
+    """Reads a log that another process may still be writing: ``new`` gives the events since its last call."""
 
     path: Path
     offset: int = 0
@@ -228,7 +230,7 @@ class LogReader:
                 data = file.read()
         except FileNotFoundError:
             raise LogError(f"Expected a study's log at {self.path}, found none: check the name and --dir.") from None
-        whole = data[: data.rfind(b"\n") + 1]  # what follows the last newline is torn, or still being written
+        whole = data[: data.rfind(b"\n") + 1]  # bytes after the last newline are torn, or still being written
         for line in whole.splitlines():
             yield self._decode(line)
             self.offset += len(line) + 1
@@ -267,7 +269,7 @@ class Log:
 
     @classmethod
     def open(cls, dir: Path) -> Log:
-        """Take the lock, cut a torn last line and read what is there into ``past``."""
+        """Take the lock, cut a torn last line and read the events so far into ``past``."""
         try:
             dir.mkdir(parents=True, exist_ok=True)
             _take_lock(dir)
@@ -293,7 +295,7 @@ class Log:
         line = (encode(event, self._lines) + "\n").encode()
         try:
             if (written := os.write(self._fd, line)) < len(line):
-                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)  # the next line may find room again
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)  # a later line must not follow half a line
                 raise OSError(0, "only part of a line could be written")
         except OSError as error:
             raise LogError(
@@ -303,10 +305,10 @@ class Log:
         self.tick()
 
     def tick(self) -> float | None:
-        """Sync where a line has waited for a second; gives the seconds until that is so, or None where none waits."""
+        """Sync where a line has waited for a second; gives the seconds until then, or None where no line waits."""
         if self._synced_lines == self._lines:
             return None
-        left = self._synced + 1.0 - time.monotonic()  # durability, not a decision: this clock reaches nothing above
+        left = self._synced + 1.0 - time.monotonic()  # the machine's clock serves durability only, never a decision
         if left > 0:
             return left
         self.sync()
@@ -333,7 +335,7 @@ class Log:
             os.close(lock)
 
 
-_LOCKS: dict[Path, int] = {}  # POSIX locks do not exclude their own process, so it keeps its own account
+_LOCKS: dict[Path, int] = {}  # locks that this process holds: a POSIX lock does not exclude its own process
 
 
 def _take_lock(dir: Path) -> None:

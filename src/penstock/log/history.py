@@ -1,4 +1,4 @@
-"""What a log says so far: the fold of its events, alive in the engine and read back by everything that looks."""
+"""The state of a study so far: the fold of its log's events, kept by the engine and read by reports and results."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ class TrialRecord:
     granted: int = 0
     reported: int = 0
     attempt: int = 0
-    deaths: int = 0  # of its workers with nobody else to blame, since it last came further
+    deaths: int = 0  # deaths of its workers that count against this trial, since its last report
     curve: list[dict[str, float]] = field(default_factory=list)
     device_seconds: float = 0.0
     error: str | None = None
     start: StateRef | None = None  # a donor's state, until the trial has one of its own
-    state: StateRef | None = None  # its own latest
+    state: StateRef | None = None  # the trial's own latest state
     copied_at: int = -1  # the unit after which it last took over a donor's state
     best_score: float = float("-inf")
     best_unit: int = 0
-    best_config: Config | None = None  # what it was then; PBT changes configs
+    best_config: Config | None = None  # the config at the best report; PBT changes configs
     best_state: StateRef | None = None  # the state that holds the weights of its best report
-    diverged: bool = False  # reported a metric that is not finite: never best
+    diverged: bool = False  # the trial reported a metric that is not finite, so it is never the best
 
     @property
     def metrics(self) -> Metrics:
-        """The metrics at its best report, or at its last where none was finite."""
+        """The metrics at the best report, or at the last one where none was finite."""
         rows = [row for row in self.curve if row["budget"] == self.best_unit] or self.curve[-1:]
         return {k: v for k, v in rows[-1].items() if k != "budget"} if rows else {}
 
     @property
     def measured(self) -> Config:
-        """The config of its best report: PBT may have changed it since."""
+        """The config at the best report: PBT may have changed the trial's config since."""
         return self.best_config or self.config
 
     def row(self) -> dict[str, Any]:
-        """The trial as a row of a table; a metric that is called like another column is ``metrics.NAME``."""
+        """The trial as a row of a table; a metric whose name another column has is named ``metrics.NAME``."""
         first = {"number": self.number, "state": self.status, "budget": self.reported}
         last = {"device_seconds": self.device_seconds, "error": self.error}
         config = {f"config.{name}": value for name, value in self.measured.items()}
@@ -58,7 +58,7 @@ class TrialRecord:
 
 
 def apart(metrics: Metrics, taken: Collection[str]) -> dict[str, float]:
-    """Metrics under names that are not taken.
+    """Metrics under names that are not ``taken``.
 
     >>> apart({"error": 0.1, "loss": 0.2}, {"error"})
     {'metrics.error': 0.1, 'loss': 0.2}
@@ -67,7 +67,7 @@ def apart(metrics: Metrics, taken: Collection[str]) -> dict[str, float]:
 
 
 class History:
-    """All trials of a study and where the study stands; ``apply`` takes one event more."""
+    """All trials of a study and where the study stands; ``apply`` takes the next event."""
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
@@ -76,14 +76,14 @@ class History:
         self.clock = 0.0  # seconds used, over all drivers
         self.units = 0
         self.best: TrialRecord | None = None
-        self.settled: TrialRecord | None = None  # the best that can no longer diverge, should the best one do so
+        self.settled: TrialRecord | None = None  # the best trial that can no longer diverge, in case ``best`` does
         self.ended: str | None = None
-        self.weights: dict[str, float] = {}  # of groups, where they are not 1
+        self.weights: dict[str, float] = {}  # weights of groups, where they are not 1
         self.mode_of: dict[int, str] = {}  # the mode that each trial was last placed in
-        self.types: dict[str, str] = {}  # of devices
+        self.types: dict[str, str] = {}  # types of devices, by name
         self.measured: dict[tuple[str, str, str], Measured] = {}  # by signature, device type and kind
-        self.donors: Counter[str] = Counter()  # files that a trial still waits to begin from
-        self.released: set[str] = set()  # files that were donors until the last line, for whoever deletes states
+        self.donors: Counter[str] = Counter()  # by state file: how many trials still wait to begin from it
+        self.released: set[str] = set()  # state files that a trial no longer waits for, so they may be deleted
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> History:
@@ -102,11 +102,11 @@ class History:
         return "max" if self.settings["mode"] == "max" else "min"
 
     def apply(self, event: Event) -> None:
-        """Take one event; those of a trial's older attempts are in no log."""
+        """Take one event. Events of a trial's older attempts are never logged."""
         self.clock = max(self.clock, getattr(event, "clock", 0.0))
         if isinstance(event, Opened):
             self.settings, self.ended = event.settings, None
-            for record in self.trials:  # what the last driver had not finished waits for this one
+            for record in self.trials:  # trials that the last driver had not finished wait for this driver
                 if record.status in ("running", "paused") and record.reported < record.granted:
                     self._mark(record, "waiting")
         elif isinstance(event, Asked):
@@ -182,7 +182,8 @@ class History:
     def _save(self, record: TrialRecord, state: StateRef) -> None:
         record.state = state
         self._release(record)
-        if state.unit >= record.best_unit > record.copied_at:  # it holds the best weights since the last take-over
+        # A donor's weights replaced the trial's own at ``copied_at``: the best report must be later than that.
+        if state.unit >= record.best_unit > record.copied_at:
             record.best_state = state
 
     def _release(self, record: TrialRecord) -> None:

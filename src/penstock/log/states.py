@@ -1,7 +1,7 @@
-"""Where states lie: a folder of this machine, or any place that fsspec reaches; and which of them can be needed.
+"""The places where states lie: a folder of this machine, or any place that fsspec reaches; and the states still needed.
 
-A state is whole before its name exists. Whoever is killed while writing leaves a name that ends in ``.partial``, or in
-an object store nothing: neither is ever taken for a state.
+A state is whole before its name exists. A process that is killed while writing leaves a file whose name ends in
+``.partial``, or nothing in an object store. Neither is ever taken for a state.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from penstock.log.history import History, TrialRecord
     from penstock.trial import StateRef
 
-NAME = re.compile(r"\d+-\d+-\d+\.pt(\.partial)?")  # trial-attempt-step: nothing else in a place is touched
-FEW = 64  # bytes, which reach a file in one call or not at all
-OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "tos"))  # put whole, or not
+NAME = re.compile(r"\d+-\d+-\d+\.pt(\.partial)?")  # trial-attempt-step: files with other names are left alone
+FEW = 64  # bytes that reach a file in one call or not at all
+# Protocols of object stores: they put a file whole or not at all.
+OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "tos"))
 
 
 class States(ABC):
-    """The states in one place. It holds a path and nothing open: cheap to make, and to send to workers.
+    """The states in one place. The object holds a path and no open file: it is cheap to make and to send to workers.
 
     >>> states = States.of("memory://guide")
     >>> states.write("000000-1-6.pt", b"tensors")
@@ -40,11 +41,11 @@ class States(ABC):
 
     @staticmethod
     def of(place: States | Path | str) -> States:
-        """The states in a folder or at a URL; a relative folder is one of the current directory."""
+        """The states in a folder or at a URL; a relative path starts from the current directory."""
         if isinstance(place, States):
             return place
         if isinstance(place, Path) or (isinstance(place, str) and place and "://" not in place):
-            if re.match(r"\w{2,}:/", str(place)):  # what Path makes of a URL
+            if re.match(r"\w{2,}:/", str(place)):  # Path turns the "://" of a URL into ":/"
                 raise StudyError(f"states must be a folder, or a URL as text such as 's3://bucket', got {place!r}.")
             return Folder(Path(place).absolute())
         if not isinstance(place, str) or not place or "::" in place:
@@ -54,11 +55,11 @@ class States(ABC):
             return Store(place.rstrip("/"))
         if not path.startswith("/"):
             raise StudyError(f"A {protocol}:// URL has a whole path, as in file:///mnt/shared, got {place!r}.")
-        return Folder(Path(path))  # of this machine: renamed and synced, which fsspec would not do
+        return Folder(Path(path))  # states in a folder of this machine are renamed and synced; fsspec would not do so
 
     @staticmethod
     def of_study(dir: Path, place: Path | str | None) -> States:
-        """The states of the study in ``dir``: in its own folder, or in one of its name under ``place``."""
+        """The states of the study in ``dir``: in the study's own folder, or under ``place`` by the study's name."""
         return States.of(dir / "states") if place is None else States.of(place).under(dir.name)
 
     @abstractmethod
@@ -71,7 +72,7 @@ class States(ABC):
 
     @abstractmethod
     def write(self, name: str, content: bytes | memoryview) -> None:
-        """Write a state, whole before its name exists; a StudyError where that cannot be."""
+        """Write a state, whole before its name exists; raises a StudyError where that cannot be done."""
 
     @abstractmethod
     def read(self, name: str) -> BinaryIO:
@@ -79,22 +80,22 @@ class States(ABC):
 
     @abstractmethod
     def size(self, name: str) -> int | None:
-        """How many bytes a state has; None where there is none."""
+        """How many bytes a state has; None where there is no such state."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """The states there are, and those that were cut short."""
+        """The names of all states, those that were cut short included."""
 
     @abstractmethod
     def delete(self, *names: str) -> None:
-        """Delete states; one that is gone already is no error."""
+        """Delete states; a state that is already gone is no error."""
 
     @abstractmethod
     def sync(self, name: str) -> None:
         """Make a state survive a power loss, where the place does not do so by itself."""
 
     def probe(self) -> None:
-        """Write, read and delete a small file; one error that says what to do where that cannot be."""
+        """Write, read and delete a small file; where that fails, one error says what to do."""
         name = f"probe-{secrets.token_hex(4)}"
         try:
             self.write(name, name.encode())
@@ -111,7 +112,7 @@ class States(ABC):
 
 @dataclass(frozen=True)
 class Folder(States):
-    """States in a folder of this machine, or of one that is mounted."""
+    """States in a folder of this machine, local or mounted."""
 
     dir: Path
 
@@ -125,9 +126,9 @@ class Folder(States):
         return str(self.dir / name)
 
     def write(self, name: str, content: bytes | memoryview) -> None:
-        """It is not synced: a power loss may take a state that the log names, and its trial then trains again.
+        """Write a state without syncing it: a power loss may take a state that the log names.
 
-        The engine syncs those that take the place of an older one.
+        Its trial then trains again. The engine syncs a state that takes the place of an older one.
         """
         try:
             try:
@@ -139,7 +140,7 @@ class Folder(States):
             raise StudyError(_unreached(self, error)) from None
 
     def _write(self, name: str, content: bytes | memoryview) -> None:
-        if len(content) <= FEW:  # of simulated trials, which write thousands
+        if len(content) <= FEW:  # simulated trials write thousands of small states, so this path is short
             file = os.open(f"{self.dir}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
                 os.write(file, content)
@@ -182,7 +183,7 @@ class Folder(States):
         there = self.dir.exists()
         super().probe()
         if not there:
-            with suppress(OSError):  # a study that is refused after this leaves no trace
+            with suppress(OSError):  # the study may still be refused, and then must leave no trace
                 self.dir.rmdir()
 
 
@@ -202,7 +203,7 @@ class Store(States):
         return f"{self.url}/{name}"
 
     def write(self, name: str, content: bytes | memoryview) -> None:
-        """Object stores put a state whole or not at all; elsewhere it gets its name once it is whole."""
+        """Object stores put a state whole or not at all; elsewhere a state gets its name once it is whole."""
         with self._reached() as (files, dir):
             protocols = files.protocol if isinstance(files.protocol, tuple) else (files.protocol,)
             if not OBJECT_STORES.isdisjoint(protocols):
@@ -211,7 +212,7 @@ class Store(States):
             partial = f"{dir}/{name}.partial"
             try:
                 files.pipe_file(partial, bytes(content))
-            except OSError:  # there may be no such folder yet: not every file system says so in the same way
+            except OSError:  # the folder may not exist yet: file systems raise different errors for that
                 files.makedirs(dir, exist_ok=True)
                 files.pipe_file(partial, bytes(content))
             files.mv(partial, f"{dir}/{name}")
@@ -237,27 +238,27 @@ class Store(States):
 
     def delete(self, *names: str) -> None:
         with suppress(FileNotFoundError), self._reached() as (files, dir):
-            files.rm([f"{dir}/{name}" for name in names])  # in one request, where a place can do that
+            files.rm([f"{dir}/{name}" for name in names])  # one request, where the place supports that
             return
         for name in names:
             with suppress(FileNotFoundError), self._reached() as (files, dir):
                 files.rm(f"{dir}/{name}")
 
     def sync(self, name: str) -> None:
-        """What was put there is there to stay."""
+        """Nothing to do: such a place keeps a state once it is put."""
 
     @contextmanager
     def _reached(self) -> Iterator[tuple[Any, str]]:
-        """The file system, made anew by fsspec where this is another process or thread, and the folder in it."""
+        """The file system and the folder in it; fsspec makes a new file system in another process or thread."""
         try:
             import fsspec
 
             files, dir = fsspec.url_to_fs(self.url)
-            files.invalidate_cache()  # workers write here too, and listings are remembered
+            files.invalidate_cache()  # workers write here too, and fsspec caches listings
             yield files, dir.rstrip("/")
         except Exception as error:
             if getattr(error, "errno", None) == errno.ENOENT or isinstance(error, FileNotFoundError):
-                raise FileNotFoundError(str(error)) from None  # some say so by the number alone
+                raise FileNotFoundError(str(error)) from None  # some file systems give only the error number
             raise StudyError(_unreached(self, error)) from None
 
 
@@ -265,7 +266,7 @@ OTHERWISE = "choose another place with states= or --states."
 
 
 def _unreached(states: States, error: Exception) -> str:
-    """One message for what file systems say in many ways."""
+    """One message for each kind of failure, however the file system words it."""
     place, said = f"Cannot reach the states in {states}", " ".join(str(error).split()) or type(error).__name__
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"There is no room for a state in {states} ({said}). Everything before is safe: make room, then resume."
@@ -282,7 +283,7 @@ def _unreached(states: States, error: Exception) -> str:
 
 
 def needed(record: TrialRecord, history: History) -> list[StateRef]:
-    """A trial's own states that something can still need: to go on from, or for the weights of the best."""
+    """A trial's own states that are still needed: to go on from, or for the weights of the best trial."""
     refs = []
     if record.state is not None and record.status in ("waiting", "running", "paused"):
         refs.append(record.state)

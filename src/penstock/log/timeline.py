@@ -13,9 +13,9 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A trial's stay on one device; one that spans several devices has a row for each.
+    """A trial's stay on one device; a trial that spans several devices has a row for each.
 
-    ``share`` is what was logged when it was placed: below 1 a part of the device, above 1 the number of devices.
+    ``share`` is the share logged at the placement: below 1 a part of the device, above 1 the number of devices.
     """
 
     device: str
@@ -28,9 +28,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """Device seconds: ``busy`` those with a trial on the device, ``used`` each trial's own times its share.
+    """Device seconds: ``busy`` are those with a trial on the device, ``used`` sums each trial's seconds × its share.
 
-    ``per_device`` is the part of its time that each device was busy.
+    ``per_device`` is the fraction of its time that each device was busy.
     """
 
     busy: float
@@ -40,7 +40,7 @@ class Utilisation:
 
     @property
     def fraction(self) -> float:
-        """The part of the devices' time that they were busy; 0 where there was none."""
+        """The fraction of the devices' time that they were busy; 0 where there was no device time."""
         return self.busy / self.available if self.available > 0 else 0.0
 
 
@@ -50,7 +50,7 @@ class _Stay:
     budget: float
     end: float = math.nan
     last: Reported | Saved | None = None
-    until: float = math.inf  # when another was placed where only one can be
+    until: float = math.inf  # when another trial was placed on a device that the two cannot share
 
     @property
     def alone(self) -> bool:
@@ -60,12 +60,15 @@ class _Stay:
 def timeline(events: Iterable[Event]) -> list[Row]:
     """A row for each device of each placement, in the order of placement.
 
-    A placement ends when its trial fails, is stopped or has come to the budget granted. A log of the first version does
-    not say that a trial was stopped: one that is placed again without either of the others ended with the last thing
-    said of it, or just then where nothing was. One that was still
-    there when the study ended did so with the state that was saved for it, if that was the last thing said, or
-    else with the study. When a driver was killed, or still runs, its trials stay until the last line it wrote. In no
-    case does one stay on a device where another was placed since and either is alone.
+    A placement ends when its trial fails, is stopped or reaches the granted budget. Where no line says so:
+
+    - A log of version 1 does not say that a trial was stopped. If the trial is placed again, its earlier placement
+      ended with its last report or saved state, or at the new placement where there is none.
+    - A trial that was still placed when the study ended left with its last saved state, if no report came after that
+      state. Otherwise it left with the study.
+    - Where a driver was killed, or still runs, its trials stay until the last line that it wrote.
+
+    A trial never stays on a device past the placement of another trial there, if one of the two runs alone.
 
     >>> asked = Asked(0, {}, budget=2, group="g")
     >>> timeline([asked, Placed(0, 1, ("gpu 0",), "solo", None, 1.0), Ended("deadline", 4.0)])
@@ -77,7 +80,7 @@ def timeline(events: Iterable[Event]) -> list[Row]:
     budgets: dict[int, int] = {}
     now = 0.0
     for event in events:
-        if isinstance(event, Opened):  # whatever the last driver left without a word was killed with it
+        if isinstance(event, Opened):  # trials that the last driver still had placed were killed with it
             _leave(there, now)
         now = max(now, getattr(event, "clock", 0.0))
         if isinstance(event, Asked):
@@ -118,7 +121,7 @@ def timeline(events: Iterable[Event]) -> list[Row]:
 def available(events: Iterable[Event]) -> dict[str, list[Span]]:
     """From when to when each device was there.
 
-    A log that does not say has the devices that were placed on, from the first placement to the end.
+    A log without ``Devices`` events has the devices that trials were placed on, from the first placement to the end.
 
     >>> first, second = {"name": "gpu 0", "type": "A100"}, {"name": "gpu 1", "type": "A100"}
     >>> available([Devices((first,), 0.0), Devices((second,), 3.0), Ended("done", 4.0)])
@@ -148,12 +151,12 @@ def available(events: Iterable[Event]) -> dict[str, list[Span]]:
 
 
 def utilisation(rows: Iterable[Row], events: Iterable[Event]) -> Utilisation:
-    """How busy the devices were while they were there, by the rows and the events of one log."""
+    """How busy the devices were while they were there, from the rows and the events of one log."""
     return measure(rows, available(events))
 
 
 def measure(rows: Iterable[Row], devices: Mapping[str, Sequence[Span]]) -> Utilisation:
-    """How busy devices were in the spans that they were there; a trial alone on one and a dozen count the same.
+    """How busy devices were in the spans that they were there; one trial on a device counts as much as a dozen.
 
     >>> rows = [Row("gpu 0", 0, 0.0, 3.0, 0.5, "fused"), Row("gpu 0", 1, 1.0, 2.0, 0.5, "fused")]
     >>> measure(rows, {"gpu 0": [(0.0, 4.0)]})
@@ -180,7 +183,7 @@ def busy_spans(rows: Iterable[Row], devices: Mapping[str, Sequence[Span]]) -> di
 
 
 def union(spans: Iterable[Span], gap: float = 0.0) -> list[Span]:
-    """Spans as one where they overlap, or are no more than ``gap`` apart.
+    """The spans, with those joined that overlap or are at most ``gap`` apart.
 
     >>> union([(4, 6), (0, 2), (1, 3)])
     [(0, 3), (4, 6)]
@@ -195,7 +198,7 @@ def union(spans: Iterable[Span], gap: float = 0.0) -> list[Span]:
 
 
 def _both(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """What two lists of spans, each in order and without overlaps, have in common."""
+    """The intersection of two lists of spans, each in order and without overlaps."""
     common: list[Span] = []
     i = j = 0
     while i < len(some) and j < len(others):
@@ -220,5 +223,5 @@ def _leave(there: dict[int, _Stay], clock: float) -> None:
 
 
 def _unit(event: Reported | Saved) -> int:
-    """How far the trial had come; a unit that was trained again is only saved, and not reported twice."""
+    """How far the trial had come. A unit that was trained again is not reported twice, so its state says it."""
     return event.unit if isinstance(event, Reported) else event.state.unit

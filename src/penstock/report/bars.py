@@ -1,4 +1,4 @@
-"""The bars of a timeline's picture: a lane a device, a colour a trial, stacked by share."""
+"""The bars of a timeline's picture: a lane for each device, a colour for each trial, stacked by share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHAR = 6.7  # pixels, about what a character takes
 
 @dataclass(frozen=True)
 class Scale:
-    """Where a time is across the picture: from ``left`` to ``right`` in pixels, from 0 to ``until`` in seconds."""
+    """The horizontal position of a time: from ``left`` to ``right`` in pixels, from 0 to ``until`` in seconds."""
 
     left: float
     right: float
@@ -37,7 +37,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Lane:
-    """Where a device is, down the picture."""
+    """The vertical position of a device in the picture."""
 
     device: str
     top: float
@@ -47,10 +47,10 @@ class Lane:
 def bars(
     rows: Iterable[Row], devices: Mapping[str, Sequence[Span]], lanes: Sequence[Lane], scale: Scale
 ) -> Iterator[str]:
-    """The lanes in SVG: hatched while their devices were there, and upon that a bar a row.
+    """The lanes in SVG: hatched while their devices were there, and on top a bar for each row.
 
-    Of more than ``BARS`` rows only the longest have one, and none that is narrower than half a pixel; the others are
-    drawn together in grey.
+    Where there are more than ``BARS`` rows, only the longest have a bar of their own, and none narrower than half a
+    pixel; the others are drawn together in grey.
     """
     ours: dict[str, list[Row]] = {lane.device: [] for lane in lanes}
     for row in rows:
@@ -58,7 +58,7 @@ def bars(
             ours[row.device].append(row)
     seconds = [row.end - row.start for some in ours.values() for row in some]
     least = 0.0
-    if len(seconds) > BARS:  # longer than the first that is one too many: of equal ones all or none
+    if len(seconds) > BARS:  # bars must be longer than the first row that is too many: of equal rows all or none
         least = max(HALF * scale.pixel, math.nextafter(heapq.nlargest(BARS + 1, seconds)[-1], math.inf))
     for lane in lanes:
         yield f'<g class="lane"><title>{escape(lane.device)}</title>'
@@ -71,7 +71,7 @@ def bars(
 
 
 def stack(rows: Iterable[Row], slack: float = 0.0) -> list[tuple[Row, float, float]]:
-    """The rows of one device, each with where it lies in the lane, from 0 to 1: as low as there is room for its share.
+    """The rows of one device, each with its place in the lane, from 0 to 1: as low as there is room for its share.
 
     Shares that add up to more than 1, as in a fused bundle that other trials entered, shrink until they fit, together
     with all rows that overlap them in time. Rows that overlap by no more than ``slack`` seconds do not shrink.
@@ -82,7 +82,7 @@ def stack(rows: Iterable[Row], slack: float = 0.0) -> list[tuple[Row, float, flo
     """
     stacked: list[tuple[Row, float, float]] = []
     together: list[tuple[Row, float, float]] = []
-    there: list[tuple[float, float, float]] = []  # from where in the lane, up to where, until when
+    there: list[tuple[float, float, float]] = []  # bottom and top in the lane, and the end in time
     for row in sorted(rows, key=lambda row: (row.start, row.trial)):
         there = [one for one in there if one[2] > row.start + slack]
         if not there:
@@ -99,7 +99,7 @@ def stack(rows: Iterable[Row], slack: float = 0.0) -> list[tuple[Row, float, flo
 
 
 def colour(trial: int) -> tuple[str, bool]:
-    """A trial's colour, always the same and far from its neighbours', and whether a text upon it must be light.
+    """A trial's colour, always the same and far from its neighbours', and whether text on it must be light.
 
     >>> colour(7) == colour(7) != colour(8)
     True
@@ -124,7 +124,7 @@ def _fitted(together: Sequence[tuple[Row, float, float]]) -> list[tuple[Row, flo
 def _bar(row: Row, lane: Lane, scale: Scale, low: float, high: float) -> str:
     x, width = scale(row.start), max(1.0, scale(row.end) - scale(row.start))
     y, height = lane.top + lane.height * (1 - high), lane.height * (high - low)
-    width -= 0.6 if width > 4 else 0.0  # so that neighbours of like colours can be told apart
+    width -= 0.6 if width > 4 else 0.0  # a gap, so that neighbours of like colours can be told apart
     height -= 0.6 if low > 0 and height > 4 else 0.0
     fill, light = colour(row.trial)
     what = f"trial {row.trial} · share {row.share:.3g} · {escape(row.mode)} · {clock(row.start)} – {clock(row.end)}"

@@ -1,4 +1,4 @@
-"""optuna-dashboard over a study's log, on this machine alone; a study that is running shows as it runs."""
+"""optuna-dashboard over a study's log, on this machine only; a running study is shown live."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.report.summary import LOG, history_of
 
 
 class LiveStorage(LogStorage):
-    """A study's storage that reads on in the log each time the dashboard looks."""
+    """A study's storage that reads the new lines of the log each time the dashboard asks."""
 
     def __init__(self, study: Path) -> None:
         history = history_of(study)
@@ -26,7 +26,7 @@ class LiveStorage(LogStorage):
         self._reader, self._reading = LogReader(study / LOG), Lock()
 
     def _read_on(self) -> None:
-        with self._reading:  # requests come in threads, and an event is applied once
+        with self._reading:  # requests come in several threads, and each event must be applied once
             for event in self._reader.new():
                 self.apply(event)
 
@@ -51,7 +51,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 def make_dashboard(study: Path, port: int) -> WSGIServer:
-    """A server for one study on 127.0.0.1, bound and not yet serving; port 0 takes a free one."""
+    """A server for one study on 127.0.0.1, bound and not yet serving; port 0 takes a free port."""
     try:
         from optuna_dashboard import wsgi
     except ImportError:

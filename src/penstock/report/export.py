@@ -1,4 +1,4 @@
-"""Loggers: a study's log written out as CSV files or as TensorBoard runs."""
+"""Exports of a study's log: CSV files or TensorBoard runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.report.summary import events_of, history_of
 
 
 def write_csv(study_dir: Path, out: Path) -> list[Path]:
-    """``trials.csv``, one row a trial, and ``curves.csv``, one row a report; gives their paths.
+    """Write ``trials.csv``, one row a trial, and ``curves.csv``, one row a report; gives their paths.
 
     >>> [path.name for path in write_csv(Path(".penstock/digits-1"), Path("out"))]  # doctest: +SKIP
     ['trials.csv', 'curves.csv']
@@ -48,7 +48,7 @@ def _write(path: Path, rows: list[dict[str, Any]], first: Iterable[str], last: I
 
 
 def write_tensorboard(study_dir: Path, out: Path) -> list[Path]:
-    """One run a trial: a scalar per metric and unit, and the config as hparams; gives the runs' folders.
+    """Write one run a trial: a scalar per metric and unit, and the config as hparams; gives the runs' folders.
 
     Look at them with ``tensorboard --logdir out``. An earlier export in the same folder is replaced.
     """
@@ -68,11 +68,11 @@ def write_tensorboard(study_dir: Path, out: Path) -> list[Path]:
         for old in run.glob("events.out.tfevents.*"):
             old.unlink()
         best = {f"best/{name}": value for name, value in trial.metrics.items()}
-        with SummaryWriter(str(run)) as writer:  # add_hparams would make a second run of each
+        with SummaryWriter(str(run)) as writer:  # add_hparams would make a second run for each trial
             config = {name: _hparam(value) for name, value in trial.measured.items()}
             for summary in hparams(config, best):  # type: ignore[no-untyped-call]
                 writer.file_writer.add_summary(summary)
-            for report in reports[trial.number]:  # in seconds of the study's clock, which TensorBoard shows as relative
+            for report in reports[trial.number]:  # times are of the study's clock; TensorBoard shows them as relative
                 for name, value in report.metrics.items():
                     writer.add_scalar(name, value, report.unit, walltime=report.clock)
                 if report.unit == trial.best_unit:

@@ -1,4 +1,4 @@
-"""A study as one HTML page that needs nothing else: its figures, its timeline, its best trials."""
+"""A study as one self-contained HTML page: its figures, its timeline, its best trials."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ STATES: dict[Status, str] = {
 
 
 class Lasting(Console):
-    """A console whose reader may go, as a terminal that is closed does: that ends no study, so it falls silent."""
+    """A console whose terminal or pipe may be closed: it then falls silent, and the study goes on."""
 
     def _check_buffer(self) -> None:
         try:
@@ -56,13 +56,13 @@ class Progress:
     ...     progress(History())
 
     Args:
-        trials: how many there will be in all, if that is known.
-        stages_units: the units that all stages take, where the algorithm knows them beforehand.
-        console: where to show it; stderr if None.
+        trials: the number of trials in all, if that is known.
+        stages_units: the units that all stages take, where the algorithm knows its stages beforehand.
+        console: where to show the progress; stderr if None.
     """
 
     def __init__(self, trials: int | None, stages_units: int | None = None, console: Console | None = None) -> None:
-        if console is None:  # FORCE_COLOR makes rich take a file for a terminal, where redrawing is of no use
+        if console is None:  # with FORCE_COLOR rich takes a file for a terminal, but redrawing makes no sense in a file
             console = Lasting(stderr=True, force_interactive=None if sys.stderr.isatty() else False)
         self.trials, self.units, self.console = trials, stages_units, console
         self._history: History | None = None
@@ -74,7 +74,7 @@ class Progress:
             start, catch = (
                 Text("Preparing…", style="dim"),
                 sys.stdout.isatty(),
-            )  # prints go above the block, files to files
+            )  # on a terminal prints go above the block; stdout that goes to a file is left as it is
             self._live = Live(start, console=console, auto_refresh=False, redirect_stdout=catch)
 
     def __enter__(self) -> Progress:
@@ -110,27 +110,27 @@ class Progress:
     # For the block and for lines alike
 
     def _done(self, history: History, counts: _Counts) -> tuple[int, int]:
-        """How far, of how much: units where the stages are known, else trials that have reported at least once."""
+        """The progress and its total: units where the stages are known, else trials that have reported."""
         if self.units is not None:
             return min(counts.trained, self.units), max(self.units, 1)
         return counts.begun, max(self.trials or 0, len(history.trials), 1)
 
     def _speed(self, history: History, counts: _Counts) -> float:
-        """Units a second, of this driver."""
+        """Units a second since this driver took the study up."""
         clock, units = self._began or (0.0, 0)
         if history.clock <= clock:
             clock, units = 0.0, 0
         return (counts.trained - units) / (history.clock - clock) if history.clock > clock else 0.0
 
     def _left(self, history: History, counts: _Counts) -> float | None:
-        """Seconds until the end as far as can be told: at this speed, and by the deadline at the latest."""
+        """The estimated seconds until the end, at the present speed and by the deadline at the latest."""
         left, speed = None, self._speed(history, counts)
         if counts.trained <= 1:
             speed = 0.0  # the first unit's time is mostly start-up
         if speed > 0 and self.units is not None:
             left = max(self.units - counts.trained, 0) / speed
         elif speed > 0 and counts.begun:
-            to_come = max((self.trials or 0) - counts.begun, 0)  # each as long as those so far
+            to_come = max((self.trials or 0) - counts.begun, 0)  # each is taken to be as long as the trials so far
             left = (counts.granted + to_come * counts.trained / counts.begun) / speed
         deadline = history.settings.get("deadline")
         if deadline is not None:
@@ -170,7 +170,7 @@ class Progress:
         return f"{counts.begun}/{self.trials} trials" if self.trials else f"{counts.begun} trials"
 
     def _sharing(self, history: History, counts: _Counts) -> str:
-        """How many trials are fused, and how many at once were measured to pay; no word where all are solo."""
+        """How many trials are fused, and how many at once were measured to pay; empty where all trials are solo."""
         if not counts.fused:
             return ""
         said = "fused" if counts.fused == counts.placed else f"{counts.fused} of {counts.placed} fused"
@@ -200,10 +200,10 @@ class _Counts(NamedTuple):
     """Counts of one pass over the trials."""
 
     begun: int  # trials that have reported at least once, or failed
-    trained: int  # units
+    trained: int  # units trained
     granted: int  # units that begun trials may train further
-    placed: int  # trials that run, or that have run where none does
-    fused: int  # of these
+    placed: int  # trials that run, or trials that have run where none runs now
+    fused: int  # the fused ones among the placed
 
     @classmethod
     def of(cls, history: History) -> _Counts:
@@ -221,7 +221,7 @@ class _Counts(NamedTuple):
 
 
 def stage_units(stages: Iterable[Stage] | None) -> int | None:
-    """The units that stages take in all; a trial goes on from one stage of its bracket to the next.
+    """The units that stages take in all; a trial continues from one stage of its bracket to the next.
 
     >>> stage_units([Stage(9, 1), Stage(3, 3), Stage(1, 9)])
     21
@@ -247,7 +247,7 @@ def _title(history: History) -> Text:
 
 
 def _row(label: str, text: Text) -> Text:
-    """A line that is not padded: the terminal's ^C after a full one would wrap, and shift the block."""
+    """A line without padding: after a full line the terminal's ^C would wrap, and shift the block."""
     return Text.assemble((f"{label:9}", "dim"), text, no_wrap=True, overflow="ellipsis")
 
 

@@ -1,4 +1,4 @@
-"""What several devices give a trial, as plain values and as a table."""
+"""The gain of several devices for a trial, as plain values and as a table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Scaling:
 
 
 def scaling_facts(found: Scaling) -> dict[str, Any]:
-    """All that is worth saying about a trial on several devices; a row for each number of them that was timed."""
+    """The facts about a trial on several devices, with a row for each number of devices that was timed."""
     rows = [
         {
             "devices": count,
@@ -69,7 +69,7 @@ def scaling_table(facts: dict[str, Any]) -> Table:
 
 
 def verdict(facts: dict[str, Any]) -> str:
-    """How many devices pay and why, and where that is kept."""
+    """How many devices pay and why, and where the measurement is kept."""
     pays = "1 device is best" if facts["pays"] == 1 else f"Up to {facts['pays']} devices pay"
     kept = f"Kept in {facts['kept']}, for the next study of this task on such devices."
     if facts["kept"] is None:

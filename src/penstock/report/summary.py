@@ -21,7 +21,7 @@ LOG = "log.jsonl"
 
 
 def study_dir(dir: Path, name: str) -> Path:
-    """The folder of a study, or a refusal that says which there are."""
+    """The folder of a study; a StudyError that lists the studies where there is none of that name."""
     if name and Path(name).name == name and (dir / name / LOG).is_file():
         return dir / name
     names = study_names(dir)
@@ -36,7 +36,7 @@ def study_dir(dir: Path, name: str) -> Path:
 
 
 def study_names(dir: Path) -> list[str]:
-    """The studies in a folder, the one that was last written to first."""
+    """The studies in a folder, the last one written first."""
     logs = list(dir.glob(f"*/{LOG}"))
     return [log.parent.name for log in sorted(logs, key=lambda log: (-log.stat().st_mtime, log.parent.name))]
 
@@ -47,7 +47,7 @@ def events_of(study: Path) -> Iterator[Event]:
 
 
 def history_of(study: Path) -> History:
-    """Where the study in a folder stands."""
+    """The history of the study in a folder."""
     history = History.of(events_of(study))
     if not history.settings:
         raise LogError(f"{study / LOG} holds no event yet: its study has not begun, or was broken off before it did.")
@@ -55,18 +55,18 @@ def history_of(study: Path) -> History:
 
 
 def ranked(history: History) -> list[TrialRecord]:
-    """The trials that can be best, best first."""
+    """The trials that can be the best, in order from the best."""
     finite = [trial for trial in history.trials if trial.best_unit and not trial.diverged]
     return sorted(finite, key=lambda trial: (-trial.best_score, trial.number))
 
 
 def begun(trial: TrialRecord) -> bool:
-    """Whether it has reported at least once, or failed: one that only waits or has just started has not."""
+    """Whether a trial has reported at least once, or failed."""
     return bool(trial.curve) or trial.status == "failed"
 
 
 def study_facts(study: Path, history: History) -> dict[str, Any]:
-    """All that is worth saying about a study."""
+    """The facts about a study that tables and ``--json`` show."""
     settings = history.settings
     return {
         "name": study.name,
@@ -99,7 +99,7 @@ def device_facts(study: Path) -> dict[str, Any]:
 
 
 def trial_facts(trial: TrialRecord, curve: bool = False) -> dict[str, Any]:
-    """A trial as a result has it; its metrics are those at its best."""
+    """The facts about a trial; its metrics are those at its best report."""
     facts = {
         "number": trial.number,
         "state": trial.status,
@@ -137,7 +137,7 @@ def _finite(value: Any) -> Any:
 
 
 def _driver(study: Path) -> int | None:
-    """The process that runs the study, as far as its lock tells: taking the lock to see would disturb a driver."""
+    """The process that runs the study, by the number in its lock file: taking the lock could disturb a driver."""
     try:
         pid = int((study / "lock").read_text())
         os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""Tables for a terminal: the best trials of a study, where it stands, and the studies of a folder."""
+"""Tables for a terminal: a study's best trials, its summary, and the studies of a folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEASURED = 10  # rows of the table of measurements
 
 
 def console() -> Console:
-    """Where tables go: stdout, as wide as its terminal."""
+    """The console for tables: stdout, as wide as its terminal."""
     out = Console(highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
         out.width = max(PLAIN_WIDTH, out.width)
@@ -34,7 +34,7 @@ def console() -> Console:
 
 
 def best_trials(history: History, trials: Sequence[TrialRecord], console: Console) -> RenderableType:
-    """One row a trial; a terminal too narrow goes without device seconds, then without a column a config's value."""
+    """One row a trial. On a narrow terminal the device seconds go first; then the config takes a single column."""
     if not trials:
         return Text(f"No trial has reported a finite {history.metric} yet.", style="yellow")
     names = list(dict.fromkeys(name for trial in trials for name in trial.measured))
@@ -47,7 +47,7 @@ def best_trials(history: History, trials: Sequence[TrialRecord], console: Consol
 
 
 def _trials(history: History, trials: Sequence[TrialRecord], names: list[str] | None, seconds: bool = True) -> Table:
-    """``names`` are the config's columns; None puts the config into one."""
+    """A table of trials; ``names`` are the config's columns, and None puts the config into a single column."""
     metrics = list(dict.fromkeys(name for trial in trials for name in trial.metrics))
     metrics.sort(key=lambda name: name != history.metric)
     table = _table()
@@ -74,7 +74,7 @@ def _trials(history: History, trials: Sequence[TrialRecord], names: list[str] | 
 
 
 def study_summary(facts: dict[str, Any]) -> RenderableType:
-    """Where a study stands: one line a fact."""
+    """A summary of a study, one line a fact."""
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
@@ -99,7 +99,7 @@ def study_summary(facts: dict[str, Any]) -> RenderableType:
 
 
 def measured(facts: dict[str, Any]) -> RenderableType | None:
-    """What was measured, one row for each signature, device type and kind: the way, how many pay at most, and why."""
+    """The measurements, a row for each signature, device type and kind: the way, the best count, and the reason."""
     if not facts["measured"]:
         return None
     several = len({one["type"] for one in facts["measured"] if one["type"]}) > 1
@@ -112,7 +112,7 @@ def measured(facts: dict[str, Any]) -> RenderableType | None:
     table.add_column("because", overflow="fold")
     for one in facts["measured"][:MEASURED]:
         where = [one["type"]] if several else []
-        way = one["way"] or "distributed"  # a trial spans devices in one way alone
+        way = one["way"] or "distributed"  # a measurement without a way is of a trial on several devices
         table.add_row(one["signature"][:8], *where, way, _at_most(one["size"], one["kind"]), one["reason"])
     if (more := len(facts["measured"]) - MEASURED) > 0:
         table.add_row(*[""] * (3 + several), Text(f"and {more} more: see --json", style="dim"))
@@ -120,7 +120,7 @@ def measured(facts: dict[str, Any]) -> RenderableType | None:
 
 
 def _at_most(size: int, kind: Kind) -> str:
-    """How many pay: trials that share a device, or devices that one trial has.
+    """The count that pays: trials that share a device, or devices of one trial.
 
     >>> _at_most(4, "sharing"), _at_most(1, "scaling")
     ('4 trials', '1 device')
@@ -130,7 +130,7 @@ def _at_most(size: int, kind: Kind) -> str:
 
 
 def study_list(studies: Sequence[dict[str, Any]]) -> RenderableType:
-    """One row a study; one whose log cannot be read shows why instead."""
+    """One row a study; the row of a study whose log cannot be read says why."""
     table = _table()
     table.add_column("study", style="bold", no_wrap=True)
     table.add_column("task")
@@ -152,7 +152,7 @@ def study_list(studies: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def curves(history: History, trials: Sequence[TrialRecord]) -> RenderableType:
-    """The metric's course, one line a trial, all on one scale."""
+    """The metric's curve, one line a trial, all on one scale."""
     metric = history.metric
     seen = [row[metric] for trial in trials for row in trial.curve if metric in row and abs(row[metric]) < float("inf")]
     low, high = (min(seen), max(seen)) if seen else (0.0, 0.0)
@@ -170,7 +170,7 @@ def curves(history: History, trials: Sequence[TrialRecord]) -> RenderableType:
 
 
 def failures(history: History) -> Text | None:
-    """How many trials failed, and the end of the first one's error."""
+    """How many trials failed, and the last line of the first error."""
     failed = [trial for trial in history.trials if trial.status == "failed"]
     if not failed:
         return None
@@ -187,7 +187,7 @@ def busy(facts: dict[str, Any]) -> Text:
 
 
 def how_to_go_on(facts: dict[str, Any], config: Config) -> Text:
-    """Where the trained model is, how to load it, and where to look further; lines to copy are not wrapped."""
+    """The path of the trained model, lines that load it, and further commands; lines to copy are not wrapped."""
     text = Text()
     if facts["model"]:
         text.append("The trained model is in ").append(facts["model"], style="bold").append("; to load it:\n")
@@ -215,7 +215,7 @@ def how_to_go_on(facts: dict[str, Any], config: Config) -> Text:
 
 
 def spark(values: Sequence[float], low: float, high: float, width: int = 40) -> str:
-    """Values as bars between low and high; at most ``width``, evenly chosen, the last among them.
+    """Values as bars between low and high; at most ``width`` of them, evenly chosen, the last one included.
 
     >>> spark([0.0, 0.5, 1.0, float("nan")], 0, 1)
     '▁▅█×'
@@ -227,7 +227,7 @@ def spark(values: Sequence[float], low: float, high: float, width: int = 40) -> 
 
 
 def _import(file: Path) -> str:
-    """The line that gives a file's study; a file whose name is no module's is run.
+    """A line of Python that gives a file's study; a file whose name cannot be imported is run.
 
     >>> _import(Path("tune.py")), _import(Path("my-tune.py"))
     ('from tune import study', "import runpy; study = runpy.run_path('my-tune.py')['study']")

@@ -12,11 +12,11 @@ from penstock.log.timeline import Row, Span, busy_spans, measure
 from penstock.report.bars import CHAR, MANY, Lane, Scale, bars
 from penstock.report.format import clock
 
-WIDTH = 1000.0  # pixels, of the whole picture
+WIDTH = 1000.0  # the width of the whole picture in pixels
 RIGHT = 972.0  # where the lanes end: half a label of the axis has room beside them
-LANES = 64  # devices that are shown
-CHART = 44.0  # pixels, the height of the chart of busy devices
-SLICES = 900  # of the time, in that chart
+LANES = 64  # the most devices that are shown
+CHART = 44.0  # the height of the chart of busy devices in pixels
+SLICES = 900  # slices of the time in that chart
 
 STYLE = """
 .penstock{font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;font-variant-numeric:tabular-nums}
@@ -38,7 +38,7 @@ HATCH = (
 
 
 def end(events: Iterable[Event]) -> float:
-    """The last time that a log speaks of."""
+    """The latest time in a log."""
     return max((getattr(event, "clock", 0.0) for event in events), default=0.0)
 
 
@@ -128,7 +128,7 @@ def ticks(until: float, most: int = 9) -> list[tuple[float, str]]:
 
 
 def _lanes(shown: Sequence[str], nodes: bool, top: float, least: float) -> tuple[list[Lane], float]:
-    """A lane a device, and where they end; high enough for the number of a trial of the least share, if few."""
+    """A lane for each device, and where they end. Few lanes are high enough to number a trial of the least share."""
     height = 26.0 if len(shown) <= 12 else 20.0 if len(shown) <= 32 else 14.0
     height = max(height, min(11 / least, 400 / len(shown)))
     lanes: list[Lane] = []
@@ -154,7 +154,7 @@ def _names(lanes: Sequence[Lane], labels: Sequence[str], nodes: bool, right: flo
 
 
 def _chart(rows: Sequence[Row], devices: Mapping[str, Sequence[Span]], scale: Scale, top: float) -> Iterator[str]:
-    """The part of the devices that is busy, over time: the mean of each slice of it."""
+    """The fraction of the devices that is busy, over time: the mean of each slice of time."""
     busy = _sliced((span for spans in busy_spans(rows, devices).values() for span in spans), scale.until)
     there = _sliced((span for spans in devices.values() for span in spans), scale.until)
     yield f'<text class="dim" x="{scale.left:.1f}" y="{top - 5:.1f}">devices busy</text>'
@@ -171,7 +171,7 @@ def _chart(rows: Sequence[Row], devices: Mapping[str, Sequence[Span]], scale: Sc
 
 
 def _sliced(spans: Iterable[Span], until: float) -> list[float]:
-    """How much of the spans lies in each slice of the time; each takes two steps, however long it is."""
+    """How much of the spans lies in each slice of time. Each span takes constant time, however long it is."""
     amount, steps = [0.0] * (SLICES + 1), [0] * (SLICES + 2)
     for start, stop in spans:
         a, b = (min(time / until, 1.0) * SLICES for time in (start, stop))

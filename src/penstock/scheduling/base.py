@@ -1,4 +1,4 @@
-"""The contract of a scheduler: a pure, deterministic function from what is known to who gets what."""
+"""The contract of a scheduler: a pure, deterministic function from the view of a cluster to assignments of devices."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from penstock.trial import Later
 class Demand:
     """A trial that wants devices: ``units`` more units, asked for as part of ``group``.
 
-    - ``asked`` is one more with each asking. Of a group's trials, those of a higher ``priority`` go first. Groups that
-      run at once share the devices by ``weight``. ``later`` are the rungs that follow once all of the group are done.
+    - ``asked`` numbers the demands in the order of asking. Of a group's trials, those of a higher ``priority`` go
+      first. Groups that run at once share the devices by ``weight``. ``later`` are the rungs that follow once all
+      trials of the group are done.
     - ``bytes`` is the device memory that the trial takes, 0 where that is not known.
-    - Trials of one ``signature`` can be fused; "" is like no other. Of those, trials at the same ``position`` in the
-      data (epoch, step) share a batch. ``load`` is the work of one step, relative to others': its batch size.
-    - ``open`` is a group of which others follow one by one. ``type`` is that of the devices which the trial has left to
-      be moved. ``width`` is the number of devices of a trial that has no other choice, because none holds it alone.
+    - Trials of one ``signature`` can be fused; a trial with "" is like no other. Fused trials at the same ``position``
+      in the data (epoch, step) share a batch. ``load`` is the work of one step, relative to other trials: the batch
+      size.
+    - ``open`` says that further trials join the group one by one. ``type`` is the type of the devices that the trial
+      has left to be moved. ``width`` is set where no single device holds the trial: the number of devices it must have.
     """
 
     trial: int
@@ -44,9 +46,9 @@ class Demand:
 class Assignment:
     """A trial gets 1/p of one device, or as many whole devices as ``share`` says, and trains there in a ``mode``.
 
-    A policy says devices and share; the mode follows from the company that a trial has there (``grouping.modes``).
-    ``measure`` asks its workers to find out what 1, 2, 4, … of the devices give it. Devices that are ``lent`` were idle
-    when it was given them, and go back to trials that wait.
+    A policy chooses devices and share; the mode follows from the other trials there. ``measure`` asks the trial's
+    workers to time its steps on 1, 2, 4, … of the devices. ``lent`` is how many of the devices were idle when the trial
+    got them; they go back to trials that wait.
     """
 
     trial: int
@@ -59,11 +61,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Holding:
-    """A trial that runs: what it still wants, what it has, and the part of its unit that it has ``done`` by now.
+    """A trial that runs: the units it still wants, its assignment, and the part of its present unit that is ``done``.
 
-    What it wants counts that unit, so that it is never quite done, and at least 1; half of it is where nothing is
-    known. ``pace`` is the share that it trains at: what others on its device leave unused is its own, so that it may be
-    above the share of its assignment; 0 where nothing is said, and the share holds.
+    The demand's units count the present unit, so they are at least 1. ``done`` is a half where nothing is known.
+    ``pace`` is the share that the trial really trains at. It is above the assigned share where other trials leave a
+    part of the device unused, and 0 where the assigned share holds.
     """
 
     demand: Demand
@@ -73,12 +75,12 @@ class Holding:
 
     @property
     def at(self) -> float:
-        """The share that it trains at."""
+        """The share that the trial really trains at."""
         return self.pace or self.assignment.share
 
 
 class Room(NamedTuple):
-    """What is left of a device."""
+    """The part of a device that is free: its share and its bytes."""
 
     share: float
     bytes: int
@@ -89,12 +91,12 @@ Goal = Literal["end", "target"]
 
 @dataclass(frozen=True)
 class View:
-    """The devices there are, who runs on them, by trial, and what is left of those that are not full.
+    """The devices, the running trials by number, and the room on each device that is not full.
 
     ``kinds`` has the signature of the trials on each device that is not empty: only trials of that signature may join
     them, unless ``unlike`` trials can share a device. ``apart`` are sets of devices whose workers did not meet: a trial
-    is given all of such a set only where there is no other choice. ``goal`` is what a study is run for: that all of it
-    ends soon, or that a target is reached soon.
+    gets all devices of such a set only where there is no other choice. ``goal`` is the study's aim: to end soon, or to
+    reach a target soon.
     """
 
     devices: Mapping[str, Device]
@@ -109,20 +111,20 @@ class View:
 Scheduler = Callable[[View, Collection[Demand], Speed], list[Assignment]]
 """``schedule(view, demands, speed) -> assignments``.
 
-``demands`` are those of trials that wait, in the order of asking. An assignment of one of them starts it; of a running
-trial, it moves it: it stops at its next boundary and goes on with what it is given then. Who is not named waits on, or
-runs on as it does. What a moved trial gives up is free for others. So no device is given away twice: with everything
-carried out, the shares on a device add up to 1 at most, and the bytes to its memory. A device with one whole share is
-nobody else's. Trials that share a device are of one signature, and not of none, unless the view says that unlike ones
-can.
+``demands`` are the demands of trials that wait, in the order of asking. An assignment of a waiting trial starts it. An
+assignment of a running trial moves it: the trial stops at its next boundary and goes on with its new devices. A trial
+without an assignment waits on, or runs on as it does. Devices that a moved trial gives up are free for other trials.
+No device is given away twice: once all assignments are carried out, the shares on a device add up to at most 1, and the
+bytes to at most its memory. A trial with a whole device has it alone. Trials that share a device have one signature,
+which is not "", unless the view says that ``unlike`` trials can share.
 """
 
 FULL = 1e-9
-"""What is left of a device that has nothing left: shares such as 1/3 do not add up exactly."""
+"""A device with less than this share free counts as full: shares such as 1/3 do not add up exactly."""
 
 
 def room(devices: Mapping[str, Device], running: Collection[Holding]) -> dict[str, Room]:
-    """What is left of each device that is not full.
+    """The room on each device that is not full.
 
     >>> one = {"gpu 0": Device("gpu 0", "h200", memory=8)}
     >>> room(one, [Holding(Demand(0, "g", 1, bytes=2), Assignment(0, ("gpu 0",), 0.5))])
@@ -132,14 +134,14 @@ def room(devices: Mapping[str, Device], running: Collection[Holding]) -> dict[st
     bytes = {name: device.memory for name, device in devices.items()}
     for one in running:
         for name in one.assignment.devices:
-            if name in share:  # it may have been lost since
+            if name in share:  # the device may have been lost since
                 share[name] -= min(1.0, one.assignment.share)
                 bytes[name] -= one.demand.bytes
     return {name: Room(left, bytes[name]) for name, left in share.items() if left > FULL}
 
 
 def kinds(running: Collection[Holding]) -> dict[str, str]:
-    """The signature of the trials that share each device, "" where they are unlike.
+    """The signature of the trials on each device that is not empty, "" where they are unlike.
 
     >>> kinds([Holding(Demand(0, "g", 1, signature="a"), Assignment(0, ("gpu 0",), 0.5))])
     {'gpu 0': 'a'}

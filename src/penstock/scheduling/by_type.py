@@ -1,4 +1,4 @@
-"""Devices of several types: each type is scheduled by what was measured on it, and trials are dealt among them."""
+"""Devices of several types: trials are dealt among the types, and each type is scheduled by its own measurements."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from penstock.scheduling.capacity import refuse_impossible
 from penstock.scheduling.lookahead.layout import Option, options
 from penstock.speed.model import Speed
 
-AHEAD = 64  # trials that are dealt, besides twice as many as could start now
+AHEAD = 64  # waiting trials that are dealt, besides twice as many as could start now
 
 
 def by_type(scheduler: Scheduler) -> Scheduler:
-    """Make a scheduler of devices that are alike one of any: it is asked for each type on its own.
+    """Make a scheduler for devices of one type a scheduler for any devices: it is called for each type.
 
-    A trial is dealt to the type on which it would end first, after what runs and is dealt there, the longest first. So
-    a trial may wait for a fast device while a slow one is free, where it would end later. None is given several types,
-    and none moves from one to another: what a share costs is known on a type alone. One that spans types is left alone.
+    The longest trial is dealt first. Each goes to the type on which it would end first, after the trials that run there
+    and those dealt before it. So a trial may wait for a fast device while a slow one is free on which it would end
+    later. No trial gets devices of several types, and none moves from one type to another, because the time at a share
+    is known for a single type only. A trial that already spans types is not touched.
     """
 
     @wraps(scheduler)
@@ -39,13 +40,13 @@ def by_type(scheduler: Scheduler) -> Scheduler:
 
 @dataclass
 class _Part:
-    """The devices of one type, what is known on them, and who is dealt to them."""
+    """The devices of one type, the speed on them, and the trials dealt to them."""
 
     type: str
     view: View
     speed: Speed
-    largest: int  # memory of a device
-    load: float  # device seconds
+    largest: int  # the largest memory of a device
+    load: float  # device seconds of the trials that run there or were dealt
     demands: list[Demand] = field(default_factory=list)
     _known: dict[int, tuple[Option, ...]] = field(default_factory=dict)  # by the curve's id: hashing it is slow
 
@@ -56,7 +57,7 @@ class _Part:
         return self._known[id(curve)]
 
     def end(self, demand: Demand) -> tuple[float, float]:
-        """When it would end here, and the load then: with the device seconds of the share that wastes least."""
+        """When the trial would end here, and the load with it, at the share that takes the fewest device seconds."""
         runtime, ours = demand.units * self.speed.unit(demand.trial), self.options(demand.trial)
         load = self.load + runtime * ours[0].area
         return max(load / len(self.view.devices), runtime * ours[-1].seconds), load

@@ -1,4 +1,4 @@
-"""What is free on the devices, and who fits where; and how groups that run at once divide devices among them."""
+"""The free room on devices and where a trial fits; and how groups that run at once divide the devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.scheduling.base import FULL, Demand, Room, View
 
 
 class Space:
-    """What is left of devices while a scheduler gives it away; ``kinds`` and ``unlike`` are those of a view.
+    """The room on devices while a scheduler gives it away; ``kinds`` and ``unlike`` are those of a view.
 
     >>> from penstock.bundle import Device
     >>> devices = {name: Device(name, "h200", 8) for name in ("gpu 0", "gpu 1")}
@@ -36,7 +36,8 @@ class Space:
         self.devices, self.unlike = devices, unlike
         self.room = dict(room)
         self.kinds = dict(kinds or {})
-        names = sorted(room, key=lambda name: devices[name].memory)  # large ones are kept for those that need them
+        # Devices with much memory come last: they are kept for trials that need it.
+        names = sorted(room, key=lambda name: devices[name].memory)
         self._order = {name: i for i, name in enumerate(names)}
         self._emptiest: defaultdict[str | None, list[tuple[float, int, str]]] = defaultdict(list)
         self._whole: defaultdict[str, dict[str, None]] = defaultdict(dict)
@@ -45,29 +46,29 @@ class Space:
             self._emptiest[self._company(name)].append((-left.share, i, name))
             if left.share > 1 - FULL:
                 self._whole[devices[name].node][name] = None
-        for heap in self._emptiest.values():  # entries that the room has since outdated are passed over
+        for heap in self._emptiest.values():  # `_top` passes over entries that no longer agree with the room
             heapq.heapify(heap)
 
     def whole(self) -> int:
-        """How many devices are free."""
+        """How many devices are wholly free."""
         return sum(map(len, self._whole.values()))
 
     def free(self) -> dict[str, Room]:
-        """What is left of those that are not full."""
+        """The room on each device that is not full."""
         return {name: left for name, left in self.room.items() if left.share > FULL}
 
     def fit(self, share: float, bytes: int, own: Collection[str] = (), signature: str = "") -> tuple[str, ...] | None:
-        """Where a trial can go: a fraction onto the emptiest device (Fluid A.3), whole devices onto few nodes.
+        """Devices for a trial: for a fraction the emptiest device (Fluid A.3), for whole devices those on few nodes.
 
-        A fraction goes beside trials of its signature, or onto an empty device. At equal emptiness, and among free
-        devices, those that are its ``own`` come first.
+        A fraction goes beside trials of its signature, or onto an empty device. Among equally empty devices, and among
+        free devices, the trial's ``own`` come first.
         """
         if share >= 1:
             return self._whole_devices(round(share), bytes, own)
         return self._fraction(share, bytes, own, signature)
 
     def take(self, devices: Iterable[str], share: float, bytes: int, signature: str = "") -> None:
-        """Give what is left of devices to a trial."""
+        """Give a share of each of these devices to a trial."""
         for name in devices:
             left = self.room[name]
             if left.share > 1 - FULL:
@@ -77,7 +78,7 @@ class Space:
             self._set(name, Room(left.share - min(1.0, share), left.bytes - bytes))
 
     def give(self, devices: Iterable[str], share: float, bytes: int) -> None:
-        """Take back what a trial had; devices that are gone are not."""
+        """Take a trial's share back; devices that are gone are passed over."""
         for name in devices:
             if name in self.devices:
                 left = self.room.get(name, Room(0.0, 0))
@@ -89,7 +90,7 @@ class Space:
         return company is None or (company == signature and bool(signature))
 
     def _company(self, name: str) -> str | None:
-        """The signature that a trial must have to share a device; None where any may."""
+        """The signature that a trial must have to share a device; None where any signature will do."""
         return None if self.unlike or self.room[name].share > 1 - FULL else self.kinds.get(name, "")
 
     def _set(self, name: str, left: Room) -> None:
@@ -114,7 +115,7 @@ class Space:
         return (found[2],)
 
     def _top(self, company: str | None, share: float, bytes: int) -> tuple[float, int, str] | None:
-        """The emptiest device of a company that has room."""
+        """The emptiest device that has room, among those with that company."""
         heap, passed, found = self._emptiest[company], [], None
         while heap and -heap[0][0] >= share - FULL:
             entry = heap[0]
@@ -139,7 +140,7 @@ class Space:
         while len(chosen) < wanted:
             missing = wanted - len(chosen)
             nodes = [(len(names) < missing, abs(len(names) - missing), node) for node, names in self._whole.items()]
-            for _, _, node in sorted(nodes):  # first the one that just has enough, or else the one that has most
+            for _, _, node in sorted(nodes):  # first the node with just enough free devices, or else the one with most
                 left = [name for name in self._whole[node] if name not in chosen and self._free(name, bytes)]
                 if left:
                     chosen += left[:missing]
@@ -154,7 +155,7 @@ class Space:
 
 
 def everywhere(view: View) -> dict[str, Room]:
-    """What is left of each device, full ones too."""
+    """The room on each device, full devices included."""
     full = {name: device.memory for name, device in view.devices.items() if name not in view.room}
     for holding in view.running.values():
         for name in holding.assignment.devices:
@@ -165,7 +166,7 @@ def everywhere(view: View) -> dict[str, Room]:
 
 @dataclass(frozen=True)
 class Part:
-    """Demands that are scheduled together, of which groups they are (None: of all), and the room that they may have."""
+    """Demands that are scheduled together, their groups (None for all groups), and the room that they may have."""
 
     demands: list[Demand]
     groups: frozenset[str] | None
@@ -173,11 +174,12 @@ class Part:
 
 
 def divide(view: View, demands: Collection[Demand]) -> list[Part]:
-    """Divide the room among the groups that wait, so that with what they have they come near their weights' due.
+    """Divide the room among the groups that wait, so that each comes near its due, counting the devices it has.
 
-    A due is a number of devices, by largest remainder. Groups whose weight is 1 are scheduled as one, so that all of
-    them end soonest; each counts as 1. So are groups that are due less than a device: they could not share it
-    otherwise. Room on devices that others are on goes to the first.
+    A due is a number of devices in proportion to the weight, by largest remainder. Groups whose weight is 1 are
+    scheduled as one part, so that all of them end soonest; each counts with its weight of 1. Groups that are due less
+    than a device join that part too: otherwise they could not share a device. Room on devices that are partly used
+    goes to the first part.
     """
     said = {demand.group: demand.weight for demand in demands if demand.weight != 1}
     if not said:
@@ -216,7 +218,7 @@ K = TypeVar("K")
 
 
 def largest_remainder(total: int, weights: Mapping[K, float]) -> dict[K, int]:
-    """Whole numbers in proportion to the weights, or equal ones where all are 0, that add up to ``total``.
+    """Whole numbers that add up to ``total``, in proportion to the weights, or equal where all weights are 0.
 
     >>> largest_remainder(5, {"a": 1, "b": 1, "c": 2})
     {'a': 1, 'b': 1, 'c': 3}
@@ -225,14 +227,14 @@ def largest_remainder(total: int, weights: Mapping[K, float]) -> dict[K, int]:
         weights = dict.fromkeys(weights, 1.0)
     exact = {name: total * weight / sum(weights.values()) for name, weight in weights.items()}
     given = {name: int(one) for name, one in exact.items()}
-    first = sorted(exact, key=lambda name: given[name] - exact[name])  # stable: of equal ones, the first
+    first = sorted(exact, key=lambda name: given[name] - exact[name])  # a stable sort: of equals, the first goes first
     for name in first[: total - sum(given.values())]:
         given[name] += 1
     return given
 
 
 def refuse_impossible(view: View, demands: Iterable[Demand]) -> None:
-    """Raise for what can never run: trials without devices, or with more bytes than any device has."""
+    """Raise for a trial that can never run: there are no devices, or it takes more bytes than any device has."""
     largest = max((device.memory for device in view.devices.values()), default=None)
     for demand in demands:
         if largest is None:

@@ -1,4 +1,4 @@
-"""First in, first out: one trial, one device; what Ray Tune and Optuna do."""
+"""First in, first out: each trial has one device, as in Ray Tune and Optuna."""
 
 from __future__ import annotations
 

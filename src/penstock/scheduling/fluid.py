@@ -1,4 +1,4 @@
-"""Fluid's two schedulers, to the letter: StaticFluid and DynamicFluid, algorithms 1 and 2 of the paper."""
+"""Fluid's two schedulers as the paper defines them: StaticFluid and DynamicFluid, algorithms 1 and 2."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from penstock.speed.model import Speed
 def static_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
     """Give trials that arrive shares of the idle devices in proportion to their runtimes: algorithm 1.
 
-    Those of a higher priority are placed first, then those with most resources, then the longest. A trial for which
-    fewer devices have the memory is given fewer. What does not fit waits, and is given new shares of what is idle then.
-    Groups that wait at once divide the idle devices by weight; what one of them leaves over goes to those that still
-    wait.
+    Trials of a higher priority are placed first, then trials with the largest shares, then the longest trials. Where
+    too few devices have the memory for a trial, it gets fewer devices. A trial that does not fit waits, and gets a new
+    share of the devices that are idle then. Groups that wait at once divide the idle devices by weight; devices that
+    one group leaves over go to the trials that still wait.
     """
     return _arrive(view, demands, speed, {})
 
@@ -28,10 +28,10 @@ def static_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list[
 @by_type
 @by_signature
 def dynamic_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
-    """As ``static_fluid``; and where nobody waits and something is free, resize those that run: algorithm 2.
+    """As ``static_fluid``; and where no trial waits and a device has room, resize the running trials: algorithm 2.
 
-    A trial that has left its devices to be resized waits like one that arrives. It takes no more than algorithm 2 would
-    give it beside those of its group that run, so that what is free goes where the resizing meant it to go.
+    A trial that has left its devices to be resized waits like a new one. It takes no more than algorithm 2 would give
+    it beside the running trials of its group, so that free devices go to the trials that the resizing chose.
     """
     if math.isinf(speed.moving):
         return _arrive(view, demands, speed, {})
@@ -47,9 +47,9 @@ def dynamic_fluid(view: View, demands: Collection[Demand], speed: Speed) -> list
 
 
 def _shares(demands: Iterable[Demand], devices: int, speed: Speed, unlike: bool) -> dict[int, float]:
-    """min(max(floor(h / Σh · n), 1/c), d) of each, d being the widest that was measured up to there.
+    """Each trial's share, min(max(floor(h / Σh · n), 1/c), d); d is the largest measured width up to the floor.
 
-    A trial that can share a device with nobody gets a whole one at least.
+    A trial that can share a device with no other gets at least a whole one.
     """
     runtimes = [(demand, demand.units * speed.unit(demand.trial)) for demand in demands]
     total = sum(runtime for _, runtime in runtimes)
@@ -94,7 +94,7 @@ def _place(space: Space, demands: Sequence[Demand], speed: Speed, most: dict[int
         share, counts = shares[demand.trial], speed.curve(demand.trial).counts
         for width in [share, *(float(count) for count in reversed(counts) if count < share)]:
             devices = space.fit(width, demand.bytes, signature=demand.signature)
-            if devices:  # where fewer than its share have the memory for it, it is given fewer
+            if devices:  # where too few devices have the memory for its share, a smaller width fits
                 space.take(devices, width, demand.bytes, demand.signature)
                 made.append(Assignment(demand.trial, devices, width))
                 break
@@ -102,7 +102,7 @@ def _place(space: Space, demands: Sequence[Demand], speed: Speed, most: dict[int
 
 
 def _resize(view: View, speed: Speed) -> list[Assignment]:
-    """Algorithm 2. Those that shrink come first, and what they give up is there for those that grow."""
+    """Algorithm 2. Trials that shrink come first; trials that grow can have the devices they give up."""
     groups = _by_group(holding.demand for _, holding in sorted(view.running.items()))
     dues = _dues(view, groups)
     shares: dict[int, float] = {}

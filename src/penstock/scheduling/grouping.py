@@ -1,4 +1,4 @@
-"""Who trains with whom: devices are dealt among signatures, and trials at one place in the data come together.
+"""Which trials train together: devices are dealt among signatures, and trials at one position in the data meet.
 
 Trials of one signature can be fused, and trials of two cannot share a device. So a policy that gives away parts of
 devices is asked for each signature on its own, with the devices that the signature was dealt.
@@ -16,22 +16,22 @@ from penstock.scheduling.base import FULL, Assignment, Demand, Scheduler, View
 from penstock.scheduling.capacity import Space, refuse_impossible
 from penstock.speed.model import Speed
 
-AHEAD = 256  # trials that are dealt, besides twice as many as could start now
+AHEAD = 256  # waiting trials that are looked at, besides two for each device with room
 
 
 def by_signature(scheduler: Scheduler) -> Scheduler:
-    """Make a scheduler of trials that are alike one of any: it is asked for each signature on its own.
+    """Make a scheduler for trials of one signature a scheduler for any trials: it is called for each signature.
 
-    - A free device goes to a signature that has none, the heaviest first, and then to the one whose devices carry most;
-      a signature weighs batch size × trials (Hydro §4.3: B × N), those that run already included. So every signature
-      has a device while there are enough, and none idles while a trial waits.
-    - Trials that share no device with others, because they cannot or because that does not pay, are one part.
-    - Trials of which it was not measured what sharing costs are spread over the devices evenly, and measure it.
-    - No signature starves. Heavy ones, and bundles that are always open, could keep others waiting for as long as their
-      trials come back. So while a signature has no place for its eldest trial, that one is overtaken only by trials
-      asked for less than a round after it, a round being as many askings as trials wait and run now. Trials that came
-      later enter no bundle, so that bundles drain. A trial that comes back comes with a new ``asked``: nobody is
-      overtaken by more than a round, however often the others come back.
+    - A free device goes to a signature that has no device, the heaviest first, and then to the signature whose devices
+      carry most. A signature's weight is batch size × trials (Hydro §4.3: B × N), running trials included. So every
+      signature has a device while there are enough, and no device idles while a trial waits.
+    - Trials that share no device, because they cannot or because it does not pay, are treated as one signature.
+    - Trials whose cost of sharing is not measured yet are spread evenly over the devices, and measure it.
+    - No signature starves. A heavy signature, or a bundle that is always open, could keep others waiting for as long as
+      its trials come back. So while a signature has no place for its eldest trial, only trials that were asked for less
+      than a round after it may overtake it. A round is as many askings as trials now wait and run. Trials that were
+      asked for later enter no bundle, so that bundles drain. A trial that comes back has a new ``asked``. So no trial
+      is overtaken by more than a round, however often the others come back.
     """
 
     @wraps(scheduler)
@@ -59,7 +59,7 @@ def by_signature(scheduler: Scheduler) -> Scheduler:
 
 
 def _spread(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
-    """Trials of which it is not known what sharing costs them: on all devices evenly, neighbours together."""
+    """Spread trials whose cost of sharing is not measured evenly over all devices, neighbours together."""
     space, fitting, places = Space(view.devices, view.room, view.kinds), [], []
     for demand in sorted(demands, key=lambda demand: -demand.priority):
         share = 1 / speed.curve(demand.trial).most
@@ -77,18 +77,18 @@ def _spread(view: View, demands: Collection[Demand], speed: Speed) -> list[Assig
 
 
 def _kind(demand: Demand, speed: Speed) -> str:
-    """The signature of a trial that can share a device; "" where it has one to itself."""
+    """The signature of a trial that can share a device; "" for a trial that has its devices to itself."""
     return demand.signature if speed.curve(demand.trial).most > 1 else ""
 
 
 @dataclass
 class _Part:
-    """The trials of one signature that wait, how much they weigh, and the devices that they may have."""
+    """The waiting trials of one signature, their weight, and the devices that they may have."""
 
     demands: list[Demand]
     load: float
-    held: set[str]  # devices that its trials have
-    places: set[str]  # devices with room beside its trials, and the free ones that it is dealt
+    held: set[str]  # devices that running trials of the signature have
+    places: set[str]  # devices with room beside these trials, and the free devices that the part is dealt
     dealt: int = 0
 
     @property
@@ -114,9 +114,9 @@ def _parts(view: View, demands: Sequence[Demand], speed: Speed) -> list[_Part]:
 
 
 def _deal(parts: Sequence[_Part], free: Mapping[str, int], patience: int) -> None:
-    """Give each free device to a part, one for its eldest trial, one for the next, and so on; ``free`` has their bytes.
+    """Give each free device to a part: the first for its eldest trial, and so on. ``free`` has the devices' bytes.
 
-    A device goes to a part whose next trial fits there. Ties go to the part that has waited longest, which comes first.
+    A device goes to a part whose next trial fits there. Ties go to the part that has waited longest: it comes first.
     """
     for device, bytes in free.items():
         nexts = {i: one.demands[one.dealt] for i, one in enumerate(parts) if one.dealt < len(one.demands)}
@@ -130,7 +130,7 @@ def _deal(parts: Sequence[_Part], free: Mapping[str, int], patience: int) -> Non
 
 
 def _seen(view: View, part: _Part) -> View:
-    """What a part sees: its own trials that run, the devices that they have, and its room."""
+    """The view of a part: its own running trials, the devices that they have, and its room."""
     mine = part.held | part.places
     devices = {name: device for name, device in view.devices.items() if name in mine}
     running = {t: one for t, one in view.running.items() if part.held.issuperset(one.assignment.devices)}
@@ -142,7 +142,7 @@ def by_position(made: Sequence[Assignment], demands: Sequence[Demand]) -> list[A
     """The same shares of the same devices, exchanged so that trials at one position in the data are together.
 
     Trials at the same position share a batch. Only equal shares are exchanged, among trials of one signature that take
-    as many bytes. The device with most of them chooses first.
+    equal bytes. The device with the most such trials chooses first.
 
     >>> waiting = [Demand(trial, "g", 1, signature="a", position=(trial % 2, 0)) for trial in range(4)]
     >>> made = [Assignment(trial, (f"gpu {trial // 2}",), 0.5) for trial in range(4)]
@@ -173,7 +173,7 @@ def _exchange(ours: Sequence[Assignment], known: dict[int, Demand]) -> dict[int,
     for devices, count in sorted(slots.items(), key=lambda slot: -slot[1]):
         while count:
             enough = [position for position, trials in left.items() if len(trials) >= count]
-            # The position that is used up by it, or else the most common one.
+            # The position whose trials just fill the device, or else the most common position.
             position = max(enough or left, key=lambda one: (len(left[one]) == count, len(left[one])))
             taken = left[position][:count]
             left[position] = left[position][count:]

@@ -1,8 +1,9 @@
-"""What becomes of devices that are idle while no trial waits: running trials are given them, as far as that pays.
+"""Devices that are idle while no trial waits: running trials get them where that pays.
 
-Fluid §4.3 and Hydro §5.3 give a promising trial what its rivals gave up. A scheduler that resizes says first who grows;
-this deals what it leaves, after every scheduler alike: a bundle is split rather than spread, because its parts exchange
-nothing; a trial finds out what several devices give its signature; and trials grow by what was found out.
+Fluid §4.3 and Hydro §5.3 give a promising trial the devices that its rivals gave up. A scheduler that resizes decides
+first which trials grow. After any scheduler, this module deals the devices that are still idle. A bundle is split
+rather than spread, because its parts exchange nothing. A trial measures the gain of several devices for its signature.
+Then trials grow by what was measured.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from penstock.speed.model import Speed
 
 First = Literal["best", "evenly"]
 FIRST: tuple[str, ...] = get_args(First)
-WORTH = 2  # units that a trial has left, at least, when it moves onto idle devices
-GAIN = 0.1  # the part of a step's time for which a bundle is split
+WORTH = 2  # a trial with fewer units left does not move onto idle devices
+GAIN = 0.1  # the fraction of a step's time that splitting a bundle must save
 
 
 @dataclass(frozen=True)
 class Growing:
-    """Who grows onto idle devices first, and whether a trial's devices may be of several types."""
+    """Which trial grows onto idle devices first, and whether a trial's devices may be of several types."""
 
     first: First = "best"
     mixed: bool = False
 
 
 def idle(view: View) -> list[str]:
-    """The devices that no trial has a part of."""
+    """The devices on which no trial runs."""
     return [name for name, left in view.room.items() if left.share > 1 - FULL]
 
 
@@ -49,7 +50,7 @@ def alone(view: View, ranked: Sequence[int]) -> list[int]:
 
 
 def split(view: View, speed: Speed) -> list[Assignment]:
-    """Parts of the largest bundle for idle devices, where a step of fewer trials was measured to take less time.
+    """Move parts of the largest bundle to idle devices, where a step of fewer trials was measured to take less time.
 
     >>> from penstock.scheduling.base import Demand, Holding, kinds, room
     >>> from penstock.speed.curve import Curve
@@ -86,10 +87,10 @@ def split(view: View, speed: Speed) -> list[Assignment]:
 
 
 def probe(view: View, ranked: Sequence[int], speed: Speed, growing: Growing) -> Assignment | None:
-    """More devices for the best trial that is to measure what they give its signature, if one is.
+    """More devices for the best trial that has to measure their gain for its signature; None where none has to.
 
-    That is to be found out where several devices were not tried yet, and where the most that were tried paid and twice
-    as many are there.
+    A trial has to measure where its signature was not tried on several devices yet, and where the largest number tried
+    paid and twice as many devices are there.
     """
     free = idle(view)
     for trial in alone(view, ranked) if free else ():
@@ -115,17 +116,17 @@ def _untried(tried: Mapping[int, float], count: int) -> bool:
 
 
 def own(assignment: Assignment) -> int:
-    """How many of its devices a trial has that were not lent to it."""
+    """How many of a trial's devices were not lent to it."""
     return len(assignment.devices) - assignment.lent
 
 
 def are_apart(devices: Collection[str], view: View) -> bool:
-    """Whether workers on these devices did not meet."""
+    """Whether these devices include a set whose workers did not meet."""
     return any(one <= set(devices) for one in view.apart)
 
 
 def grow_apart(view: View, ranked: Sequence[int], speed: Speed, growing: Growing) -> list[Assignment]:
-    """As ``grow``, for trials with some way to go that are alone on their devices; devices that are apart are left."""
+    """``grow`` for trials that are alone on their devices and have units left to gain; no trial gets devices apart."""
     trials = [trial for trial in alone(view, ranked) if view.running[trial].demand.units >= WORTH]
     while True:
         made = grow(view, trials, speed, growing)
@@ -138,7 +139,7 @@ def grow_apart(view: View, ranked: Sequence[int], speed: Speed, growing: Growing
 
 
 def give_back(view: View, ranked: Sequence[int], missing: int) -> list[Assignment]:
-    """Trials that give back devices that were idle when they grew onto them, the worst trials first."""
+    """Make trials give back devices that were lent to them, the worst trials first, until none are ``missing``."""
     made = []
     for trial in reversed(alone(view, ranked)):
         held = view.running[trial].assignment
@@ -149,7 +150,7 @@ def give_back(view: View, ranked: Sequence[int], missing: int) -> list[Assignmen
 
 
 def keeps(view: View, trial: int, ranked: Sequence[int], speed: Speed, growing: Growing) -> Assignment | None:
-    """What a trial keeps of the devices that it has measured on; None where it keeps them all."""
+    """The devices that a trial keeps after measuring on them; None where it keeps them all."""
     held = view.running[trial].assignment
     pays = speed.on(view.devices[held.devices[0]].type).curve(trial).widest
     if growing.first == "evenly":
@@ -158,7 +159,7 @@ def keeps(view: View, trial: int, ranked: Sequence[int], speed: Speed, growing: 
 
 
 def _due(view: View, trial: int, ranked: Sequence[int], speed: Speed, growing: Growing) -> int:
-    """How many devices a trial would be dealt if those that it has measured on were idle."""
+    """How many devices a trial would be dealt if the devices that it measured on were idle."""
     holding = view.running[trial]
     held, first = holding.assignment, max(1, own(holding.assignment))
     before = replace(holding, assignment=Assignment(trial, held.devices[:first], float(first)))
@@ -170,17 +171,17 @@ def _due(view: View, trial: int, ranked: Sequence[int], speed: Speed, growing: G
 
 
 def on_first(held: Assignment, count: int) -> Assignment:
-    """The first devices of those that a trial has."""
+    """The first ``count`` of a trial's devices."""
     mode: Literal["solo", "distributed"] = "solo" if count == 1 else "distributed"
     return Assignment(held.trial, held.devices[:count], float(count), mode, lent=max(0, count - own(held)))
 
 
 def grow(view: View, trials: Sequence[int], speed: Speed, growing: Growing) -> list[Assignment]:
-    """More devices for ``trials``, the best of them first, each of which is alone on its devices.
+    """More devices for ``trials``, which come best first; each is alone on its devices.
 
-    Devices that are free are dealt by doublings, while they pay: to the best trial as many as there are, then to the
-    next one; or, evenly, always to the one that has fewest, until it cannot have twice as many. Who would gain less
-    time by it than moving costs gets none. Nobody else moves, and nobody has fewer than before.
+    Free devices are dealt by doublings, while these pay. "best" gives the best trial as many as it can use, then the
+    next trial. "evenly" always doubles the trial with the fewest devices, until too few are free for that. A trial that
+    would gain less time than moving costs gets none. No other trial moves, and no trial has fewer devices than before.
 
     >>> from penstock.speed.curve import Curve
     >>> from penstock.scheduling.base import Demand, Holding, room
@@ -230,7 +231,7 @@ def _grow(view: View, trials: list[int], free: list[str], speed: Speed, growing:
 
 
 def _deal(trials: Mapping[int, tuple[int, int]], free: int, first: str) -> dict[int, int]:
-    """How many devices each trial has at last, from how many it has and the most that pay."""
+    """The final number of each trial's devices, from its present number and the most that pay."""
     counts = {trial: count for trial, (count, _) in trials.items()}
     while True:
         able = [trial for trial, (_, most) in trials.items() if counts[trial] < most]
@@ -247,10 +248,10 @@ def _deal(trials: Mapping[int, tuple[int, int]], free: int, first: str) -> dict[
 def widen(
     devices: Mapping[str, Device], free: Collection[str], held: tuple[str, ...], count: int, *, mixed: bool = False
 ) -> tuple[str, ...]:
-    """``count`` of the devices that a trial holds and of those that are free, on as few nodes as can be.
+    """``count`` devices for a trial, out of those that it holds and free ones, on as few nodes as possible.
 
-    They are of the type of its first one. Where these are too few, and types may be ``mixed``, all of these come first,
-    and others follow.
+    All are of the type of its first device. Where there are too few of that type, and types may be ``mixed``, all of
+    that type come first, and devices of other types follow.
 
     >>> devices = {name: Device(name, "h200" if name < "c" else "b200", 80) for name in "abcd"}
     >>> widen(devices, "bcd", ("a",), 3, mixed=True)

@@ -1,7 +1,7 @@
-"""Which devices: how many each trial gets becomes where its workers are (RubberBand §4.4, algorithm 3).
+"""From the number of each trial's devices to the devices themselves, by node (RubberBand §4.4, algorithm 3).
 
-A trial's workers are together on one node, or else on as few as can be: what they exchange goes over few wires. Who
-stays where it is trains on without a pause: nobody moves but for the sake of a larger trial.
+A trial's workers are on one node, or else on as few nodes as possible, so that their messages cross few links. A trial
+that stays in place trains on without a pause, so a trial moves only for the sake of a larger one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ Places = dict[int, tuple[str, ...]]
 def arrange(
     devices: Devices, held: Held, wanted: Mapping[int, int], fixed: Collection[int] = (), *, mixed: bool = False
 ) -> Places:
-    """The devices of each trial in ``wanted``, as many as it says, and of one type unless types may be ``mixed``.
+    """Devices for each trial in ``wanted``, which gives their number; all of one type unless types may be ``mixed``.
 
-    ``held`` are the whole devices that running trials have. Who is to have as many as it has keeps them, unless a
-    larger trial would be on more nodes without them. The others are placed, the largest first, on as few nodes as can
-    be: there on devices that they have, or else where the fewest are free that are enough. The first device is on the
-    node with most of them. Who is ``fixed`` stays, and keeps what it has even where ``wanted`` does not name it.
+    ``held`` are the whole devices that running trials have. A trial whose number does not change keeps its devices,
+    unless a larger trial would be on more nodes without them. The other trials are placed on as few nodes as possible,
+    the largest first. There each gets devices that it already has, or else the node with the fewest free devices that
+    are enough. The first device is on the node with most of the trial's devices. A ``fixed`` trial stays, and keeps its
+    devices even where ``wanted`` does not name it.
 
     >>> devices = {f"{node}{i}": Device(f"{node}{i}", "h200", 80, node) for node in "ab" for i in range(4)}
     >>> arrange(devices, {0: ("a0",), 1: ("b0", "b1", "b2")}, {0: 1, 1: 3, 2: 4})
@@ -44,7 +45,8 @@ def arrange(
     _refuse_impossible(of_types, staying, wanted)
     rooms = [len(pool.keys() - _all(staying)) for pool in of_types]
     if _possible([wanted[trial] for trial in wanted.keys() - staying.keys()], rooms):
-        # That all run comes before that few move: of several types, larger ones may have to make way for smaller ones.
+        # It matters more that all trials run than that few move: with several types, a larger trial may have to make
+        # way for smaller ones. So the second attempt lets every trial move.
         for kept in (_unchanged(of_types, held, wanted, staying), {}):
             made = _place(of_types, held, wanted, staying, kept)
             if made is not None:
@@ -60,11 +62,11 @@ def arrange(
 def consolidate(
     devices: Devices, held: Held, count: int, fixed: Collection[int] = ()
 ) -> tuple[Places, tuple[str, ...]]:
-    """Who moves where before all but ``count`` devices go, and the nodes that have nobody on them then.
+    """The moves to make before all but ``count`` devices go, and the nodes that are empty then.
 
-    Nodes are emptied while the others have ``count`` devices, those with the fewest in use first. Who moves has as
-    many devices as before, of the same type, on no more nodes: a node from which somebody cannot go like that is not
-    emptied, nor is one that somebody ``fixed`` is on.
+    Nodes are emptied while the others have ``count`` devices, nodes with the fewest devices in use first. A trial that
+    moves has as many devices as before, of the same type, on no more nodes. A node is not emptied where a trial cannot
+    move like that, or where a ``fixed`` trial is on it.
 
     >>> devices = {f"{node}{i}": Device(f"{node}{i}", "h200", 80, node) for node in "abc" for i in range(2)}
     >>> consolidate(devices, {0: ("a0",), 1: ("b1",)}, count=2)
@@ -89,10 +91,10 @@ def consolidate(
 def together(
     made: list[Assignment], running: Mapping[int, Assignment], devices: Mapping[str, Device]
 ) -> list[Assignment]:
-    """The same with the devices of each trial on as few nodes as can be; who is not named stays where it is.
+    """The same assignments with each trial's devices on as few nodes as possible; other running trials stay in place.
 
-    Each has devices of the type that it was given: elsewhere they may cost another time. Trials with a part of a device
-    keep what they were given.
+    Each trial gets devices of the type that it was assigned: on another type its units may take another time. A trial
+    with a part of a device keeps that device.
     """
     if all(one.share <= 1 for one in made) or len({device.node for device in devices.values()}) < 2:
         return made
@@ -110,7 +112,7 @@ def together(
 
 
 def _without(rest: Devices, devices: Devices, held: Held, places: Held, fixed: Collection[int]) -> Places | None:
-    """The places when all are on the ``rest`` of the devices, if they can be."""
+    """The places with all trials on the ``rest`` of the devices; None where that is not possible."""
     made = {trial: names for trial, names in places.items() if rest.keys() >= devices.keys() & names}
     moving = places.keys() - made.keys()
     if not moving.isdisjoint(fixed):
@@ -129,14 +131,14 @@ def _unchanged(pools: Sequence[Devices], held: Held, wanted: Mapping[int, int], 
     kept: Places = {}
     for trial in sorted(wanted.keys() & held.keys() - staying.keys(), key=lambda trial: (-wanted[trial], trial)):
         names = set(held[trial])
-        there = any(names <= pool.keys() for pool in pools)  # and not lost since
+        there = any(names <= pool.keys() for pool in pools)  # a device may have been lost since
         if there and len(names) == wanted[trial] and names.isdisjoint(_all(staying) | _all(kept)):
             kept[trial] = held[trial]
     return kept
 
 
 def _place(pools: Sequence[Devices], held: Held, wanted: Mapping[int, int], staying: Held, kept: Held) -> Places | None:
-    """Algorithm 3: always the largest that waits, among them the smaller ones that it displaces in its turn."""
+    """Algorithm 3: always place the largest trial that waits; smaller trials that it displaces wait again."""
     made, locked = {**staying, **kept}, set(staying)
     claimed = {name for trial in wanted for name in held.get(trial, ())}
     while waiting := wanted.keys() - made.keys():
@@ -144,7 +146,7 @@ def _place(pools: Sequence[Devices], held: Held, wanted: Mapping[int, int], stay
         count, used, own = wanted[trial], _all(made), held.get(trial, ())
         smaller = {one: made[one] for one in made.keys() - locked if wanted[one] < count}
         fits = [_fit(pool, used, smaller, count, own, claimed) for pool in pools]
-        locked.add(trial)  # who was placed is not displaced, which is why this ends
+        locked.add(trial)  # a trial that was placed here is never displaced, so the loop ends
         others = [wanted[one] for one in wanted.keys() - locked]
         for fit in sorted(filter(None, fits), key=lambda fit: fit.cost):
             after = {one: names for one, names in made.items() if one not in fit.displaced} | {trial: fit.devices}
@@ -161,13 +163,13 @@ class _Fit(NamedTuple):
     devices: tuple[str, ...]
     nodes: int
     displaced: set[int]
-    cost: tuple[int, ...]  # nodes, devices of those displaced, devices of its own given up, devices left over
+    cost: tuple[int, ...]  # nodes, devices of displaced trials, own devices given up, devices left on the last node
 
 
 def _fit(
     devices: Devices, used: Collection[str], smaller: Held, count: int, own: Collection[str], claimed: Collection[str]
 ) -> _Fit | None:
-    """Where ``count`` workers are on the fewest nodes; ``smaller`` trials are displaced only where that saves nodes."""
+    """A place for ``count`` workers on the fewest nodes; ``smaller`` trials are displaced only to save nodes."""
     holder = {name: trial for trial, names in smaller.items() for name in names}
     free: dict[str, list[str]] = {device.node: [] for device in devices.values()}
     most: dict[str, list[str]] = {node: [] for node in free}
@@ -183,7 +185,7 @@ def _fit(
     taken: dict[str, list[str]] = {}
     displaced: set[int] = set()
     spare = 0
-    for left in range(nodes, 0, -1):  # nodes to choose, this one among them
+    for left in range(nodes, 0, -1):  # how many nodes are still to be chosen
         missing = count - sum(map(len, taken.values()))
         choices = {node: names for node, names in rooms.items() if node not in taken}
         beside = sum(sorted(map(len, choices.values()), reverse=True)[: left - 1])
@@ -191,11 +193,11 @@ def _fit(
         for i, (node, names) in enumerate(choices.items()):
             take = min(missing, len(names))
             if take + beside < missing:
-                continue  # even with the largest beside it, it would not be enough: it would cost a node
+                continue  # too few devices, even together with the largest other nodes: one more node would be needed
             here = Counter(holder[name] for name in names if name in holder and holder[name] not in displaced)
             off = _fewest(here, smaller, take - len(names) + here.total())
             keeps = min(take, sum(name in own for name in names))
-            size = len(names) if left == 1 else -len(names)  # best fit is for the last; those before are filled
+            size = len(names) if left == 1 else -len(names)  # best fit for the last node; the nodes before are filled
             others = sum(name in claimed and name not in own for name in names)
             ranked.append((sum(len(smaller[one]) for one in off), -keeps, size, others, i, node, off))
         *_, node, off = min(ranked)
@@ -211,12 +213,12 @@ def _fit(
 
 
 def _span(rooms: Iterable[int], count: int) -> int:
-    """How many of the largest rooms hold ``count``; one more than there are where all do not."""
+    """How many of the largest rooms hold ``count``; one more than there are rooms where all together do not."""
     return sum(held < count for held in accumulate(sorted(rooms, reverse=True), initial=0))
 
 
 def _fewest(here: Mapping[int, int], places: Held, need: int) -> tuple[int, ...]:
-    """Who of those ``here`` is to go so that ``need`` devices come free and the fewest move, counted everywhere."""
+    """The trials ``here`` to displace so that ``need`` devices come free and the fewest devices move in all."""
     best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
     for trial in sorted(here):
         for freed, (moved, trials, whose) in list(best.items()):
@@ -227,7 +229,7 @@ def _fewest(here: Mapping[int, int], places: Held, need: int) -> tuple[int, ...]
 
 
 def _possible(sizes: Collection[int], rooms: Sequence[int]) -> bool:
-    """Whether trials can be divided among the types; trials of one device always can where there are enough."""
+    """Whether trials of these sizes can be divided among the types; trials of one device fit wherever one is left."""
     wide = sorted((size for size in sizes if size > 1), reverse=True)
     stack = [(0, tuple(sorted(rooms)))]
     seen = set(stack)
@@ -235,7 +237,7 @@ def _possible(sizes: Collection[int], rooms: Sequence[int]) -> bool:
         placed, left = stack.pop()
         if placed == len(wide):
             return True
-        for i in reversed(range(len(left))):  # the smallest room that is enough is looked at first
+        for i in reversed(range(len(left))):  # pushed last, the smallest room that is enough is looked at first
             after = (placed + 1, tuple(sorted((*left[:i], left[i] - wide[placed], *left[i + 1 :]))))
             if left[i] >= wide[placed] and after not in seen:
                 seen.add(after)
@@ -277,5 +279,5 @@ def _in_order(devices: Devices) -> dict[str, Device]:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Numbers inside names count as numbers: gpu 10 comes after gpu 9."""
+    """A sort key in which numbers inside names count as numbers: gpu 10 comes after gpu 9."""
     return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"([0-9]+)", name)]

@@ -1,7 +1,7 @@
-"""Trials that have no choice: each has as many devices as its task says, all of one type, to its end.
+"""Sharded trials: each has as many devices as its task says, all of one type, to its end.
 
-There is nothing to decide about them but who is next: the trial that waited longest goes where enough devices are idle,
-on as few nodes as can be.
+The only decision is which trial is next: the one that has waited longest starts once enough devices are idle, on as few
+nodes as possible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.speed.model import Speed
 
 
 def sharded(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
-    """Give each trial that waits as many devices as it is wide, once so many are idle."""
+    """Give each waiting trial as many devices as its width, once so many are idle."""
     free = {name: view.devices[name] for name in idle(view)}
     made = []
     for demand in demands:
@@ -30,7 +30,7 @@ def sharded(view: View, demands: Collection[Demand], speed: Speed) -> list[Assig
 
 
 def _next(free: Mapping[str, Device], width: int, view: View) -> tuple[str, ...] | None:
-    """The devices for the next trial; those whose workers did not meet, only where there are no others."""
+    """The devices for the next trial; devices whose workers did not meet are used only where there are no others."""
     left, chosen = dict(free), None
     while max(Counter(one.type for one in left.values()).values(), default=0) >= width:
         (names,) = arrange(left, {}, {0: width}).values()

@@ -1,4 +1,4 @@
-"""How many devices are of use: a pure function beside the scheduler, for clusters that grow and shrink."""
+"""The number of devices that are of use: a pure function beside the scheduler, for clusters that grow and shrink."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock.speed.model import Speed
 
 
 def size(view: View, demands: Collection[Demand], speed: Speed, provisioning: float = 0.0, before: int = 0) -> Request:
-    """The devices that trials which wait or run could use: one each, or as many as pay.
+    """The number of devices that waiting and running trials could use: one each, or as many as pay.
 
-    A device that is yet to come takes ``provisioning`` seconds. It is of use to a trial that waits, and beside other
-    devices only to a trial that still trains when it is there. Trials that follow count as soon as they are there: an
-    algorithm whose group is open keeps the devices that it had ``before``.
+    A new device takes ``provisioning`` seconds to come. Each trial counts for one device. It counts for more only if it
+    will still train when they come. Trials that an algorithm has not asked for yet do not count, so a study with an
+    open group keeps the devices that it had ``before``.
 
     >>> from penstock.bundle import Device
     >>> from penstock.speed.model import UNKNOWN

@@ -1,4 +1,4 @@
-"""What a unit of a trial takes at a share of the devices, relative to one device of its own: h(w) of Fluid §4.2.2."""
+"""The time of a trial's unit at a share of the devices, relative to one device of its own: h(w) of Fluid §4.2.2."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.speed.sizes import best_size
 
 @dataclass(frozen=True)
 class Curve:
-    """What a unit takes at a share, relative to a device of its own.
+    """The time of a unit at a share, relative to a device of its own.
 
-    ``sharing`` is that of each of p = 1, 2, … c trials that share a device, ``scaling`` that of one trial on
-    w = 1, 2, … d devices; both begin with 1. Their lengths are Fluid's limits c and d. ``tried`` are the numbers of
-    devices whose times are known, where not all are: the others are interpolated, which is good enough to predict by
-    and not to choose by.
+    ``sharing`` has the time of a unit where p = 1, 2, … c trials share a device; ``scaling`` has the time on
+    w = 1, 2, … d devices. Both begin with 1. Their lengths are Fluid's limits c and d. ``tried`` are the numbers of
+    devices that were measured, where not all were. The times between them are interpolated: they serve to predict, but
+    no number of devices is chosen on one.
 
     >>> curve = Curve(sharing=(1, 1.1, 1.5), scaling=(1, 0.55))
     >>> curve.at(1 / 3), curve.at(1), curve.at(2)
@@ -52,7 +52,7 @@ class Curve:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The numbers of devices that a trial may be given: those whose times are known, rising from 1.
+        """The numbers of devices that a trial may be given: those with a measured time, rising from 1.
 
         >>> Curve(scaling=(1, 0.6, 0.5, 0.4), tried=(2, 4)).counts, Curve(scaling=(1, 0.6, 0.5)).counts
         ((1, 2, 4), (1, 2, 3))
@@ -62,8 +62,8 @@ class Curve:
     def at(self, share: float) -> float:
         """The relative time of a unit at 1/p of a device, or on as many whole devices.
 
-        Beyond its end a curve goes on by its last ratio. One that says nothing of sharing has p trials take p times as
-        long; one that says nothing of spreading gains nothing by it.
+        Beyond its end a curve goes on by its last ratio. Where ``sharing`` has only the 1, p trials take p times as
+        long; where ``scaling`` has only the 1, more devices gain nothing.
 
         >>> Curve(sharing=(1, 2)).at(1 / 3), Curve().at(1 / 3), Curve().at(3)
         (4.0, 3, 1)
@@ -99,12 +99,12 @@ class Curve:
 
 
 def measured(sharing: Mapping[int, float], scaling: Mapping[int, float]) -> tuple[Curve, list[str]]:
-    """The curve through measured seconds, by the number of trials on a device and of devices of a trial.
+    """The curve through measured seconds, by the number of trials on a device and by the number of a trial's devices.
 
-    Between measured counts the logarithm of the time is linear in that of the count. A unit takes no less where more
-    share a device and no more on more devices: what says otherwise is averaged with its neighbours. c is where the
-    marginal benefit of sharing falls below its threshold (``best_size``), d where more devices save nothing any more.
-    What was smoothed or cut is said.
+    Between measured counts the logarithm of the time is linear in the logarithm of the count. A unit takes no less
+    time where more trials share a device, and no more time on more devices: a measurement that contradicts this is
+    averaged with its neighbours. The limit c is where the marginal benefit of sharing falls below its threshold
+    (``best_size``), the limit d where more devices save no more time. The second value says what was smoothed or cut.
 
     >>> measured({1: 2.0, 2: 2.2, 4: 8.8}, {1: 2.0, 2: 1.2, 4: 1.5})
     (Curve(sharing=(1.0, 1.1), scaling=(1.0, 0.6), tried=()), \
@@ -125,7 +125,7 @@ def measured(sharing: Mapping[int, float], scaling: Mapping[int, float]) -> tupl
     falling = _monotone({w: t for w, t in above.items() if w <= best}, -1)
     if any(abs(falling[w] / above[w] - 1) > 0.02 for w in falling):
         said.append("scaling was measured to get slower with more devices in places, and was smoothed")
-    tried = () if len(falling) in (0, best) else tuple(falling)  # where all were, it needs no saying
+    tried = () if len(falling) in (0, best) else tuple(falling)  # empty where every count was measured
     return Curve(_through(smooth, most), _through(falling, best), tried), said
 
 
@@ -139,14 +139,14 @@ def doublings(most: int) -> list[int]:
 
 
 def _usable(seconds: Mapping[int, float]) -> dict[int, float]:
-    """The times that are times; none where there is no time of one trial on one device to compare with."""
+    """The finite times above 0; none at all where the time of one trial on one device is missing."""
     usable = {count: t for count, t in sorted(seconds.items()) if count >= 1 and 0 < t < math.inf}
     return usable if 1 in usable else {}
 
 
 def _monotone(seconds: Mapping[int, float], sign: int) -> dict[int, float]:
-    """Neighbours out of order are replaced by their mean until none are (isotonic regression of the logarithms)."""
-    blocks: list[tuple[float, int]] = []  # mean, how many
+    """The times with neighbours out of order replaced by their mean (isotonic regression of the logarithms)."""
+    blocks: list[tuple[float, int]] = []  # the mean and the number of the times in each block
     for t in seconds.values():
         blocks.append((sign * math.log(t), 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
@@ -157,7 +157,7 @@ def _monotone(seconds: Mapping[int, float], sign: int) -> dict[int, float]:
 
 
 def _through(seconds: Mapping[int, float], last: int) -> tuple[float, ...]:
-    """Relative times at 1, 2, … ``last``, interpolated between those measured."""
+    """Relative times at 1, 2, … ``last``, interpolated between the measured ones."""
     if not seconds:
         return (1.0,)
     counts = sorted(seconds)
@@ -165,7 +165,7 @@ def _through(seconds: Mapping[int, float], last: int) -> tuple[float, ...]:
     for count in range(1, last + 1):
         left = max(n for n in counts if n <= count)
         right = min((n for n in counts if n >= count), default=left)
-        same = seconds[left] == seconds[right]  # as after smoothing: rounding must not make them differ in between
+        same = seconds[left] == seconds[right]  # after smoothing; rounding must not make the times between differ
         part = 0.0 if same else math.log(count / left) / math.log(right / left)
         times.append(seconds[left] ** (1 - part) * seconds[right] ** part / seconds[1])
     return tuple(round(t, 12) for t in times)

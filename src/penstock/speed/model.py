@@ -1,4 +1,4 @@
-"""The speed model: what a unit takes at a share, h(w) of Fluid §4.2.2, measured and not assumed."""
+"""The speed model: the seconds of a unit at a share, h(w) of Fluid §4.2.2, measured and not assumed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.speed.curve import Curve, measured
 from penstock.speed.sizes import LARGEST, UNKNOWN_SIZE
 
 Sharing = Literal["never", "measured", "forced"]
-"""Whether trials of one signature share a device: never, as far as was measured to pay, or as many as there are."""
+"""Whether trials of one signature share a device: never, as many as measurements show to pay, or all of them."""
 
 _NOTHING: Mapping[int, float] = {}
 _ALONE = Curve()
@@ -21,12 +21,12 @@ _ALONE = Curve()
 
 @dataclass(frozen=True)
 class Speed:
-    """What a scheduler knows: the seconds of a unit of each trial alone, its curve, and what moving a trial costs.
+    """The times that a scheduler knows: the seconds of a unit of each trial alone, its curve, and the cost of a move.
 
     ``moving`` is Fluid's ε in seconds; infinite where trials cannot be moved. ``timed`` says whether any unit was seen.
-    ``tried`` has the relative times of a trial's signature by numbers of devices, as far as they were measured, and
-    ``shared`` says whether it was measured what sharing a device costs it. Where there are devices of several types,
-    ``types`` has what is known on each: what was measured on one says nothing of another.
+    ``tried`` has the measured relative times of a trial's signature by numbers of devices, and ``shared`` says whether
+    the cost of sharing a device was measured for it. Where there are devices of several types, ``types`` has a speed
+    for each: a measurement on one type says nothing of another.
     """
 
     unit: Callable[[int], float]
@@ -42,12 +42,12 @@ class Speed:
         return self.unit(trial) * self.curve(trial).at(share)
 
     def on(self, type: str) -> Speed:
-        """What is known on devices of a type."""
+        """The speed on devices of a type."""
         return self.types.get(type, self)
 
 
 UNKNOWN = Speed(unit=lambda trial: 1.0, curve=lambda trial: _ALONE, timed=False)
-"""Nothing is measured yet, and nothing is assumed: share 1."""
+"""The speed before anything is measured: nothing is assumed, so every trial has a share of 1."""
 
 
 @dataclass
@@ -62,9 +62,9 @@ class _Mean:
 
 @dataclass
 class _Kind:
-    """What is known of a signature on a device type: its curve, and the mean of its trials' seconds of a unit alone.
+    """The measurements of a signature on a device type: its curve, and the mean seconds of a unit of its trials alone.
 
-    ``size`` is the most trials of a bundle, None before that was measured.
+    ``size`` is the most trials of a bundle, None before it is measured.
     """
 
     curve: Curve
@@ -76,7 +76,7 @@ class _Kind:
 
 @dataclass
 class _Seen:
-    """What was seen of a trial on a device type."""
+    """The times seen of a trial on a device type."""
 
     unit: _Mean = field(default_factory=_Mean)
     shares: dict[float, float] = field(default_factory=dict)  # seconds of a unit, as last seen at each share
@@ -84,7 +84,7 @@ class _Seen:
 
 @dataclass
 class _Type:
-    """What is known on a device type: of signatures, of trials, and of all together."""
+    """The measurements on a device type: of each signature, of each trial, and of all trials together."""
 
     kinds: dict[str, _Kind] = field(default_factory=dict)
     seen: defaultdict[int, _Seen] = field(default_factory=lambda: defaultdict(_Seen))
@@ -92,11 +92,11 @@ class _Type:
 
 
 class SpeedModel:
-    """Learns from measurements and from every report; ``speed()`` is what a scheduler is given.
+    """Learns from measurements and from every report; a scheduler gets its ``speed()``.
 
-    A curve belongs to a signature on a device type: trials of one task that differ in their hyperparameters alone react
-    alike to sharing and spreading (Fluid §4.2.2), however long their own units take, and other devices are other. A
-    signature of which no bundle was measured yet is taken to share for free, up to ``UNKNOWN_SIZE``: its first bundle
+    A curve belongs to a signature on a device type. Trials of one task that differ in their hyperparameters alone react
+    alike to sharing and spreading (Fluid §4.2.2), however long their own units take; another device type has other
+    curves. A signature without a measured bundle is taken to share for free, up to ``UNKNOWN_SIZE``: its first bundle
     measures itself, on steps that count as training (invariant 7). ``spreads`` says whether a trial may have several
     devices.
     """
@@ -109,15 +109,15 @@ class SpeedModel:
         self._start, self._stop = _Mean(), _Mean()
 
     def know(self, trial: int, signature: str) -> None:
-        """A trial has a config of a signature, of which nothing was seen yet."""
+        """Note the signature of a trial's config. Times seen with an earlier config are forgotten."""
         self._signatures[trial] = signature
         for one in self._types.values():
             one.seen.pop(trial, None)
 
     def shared(self, signature: str, type: str, table: Mapping[int, float], size: int) -> list[str]:
-        """Take what bundles of a signature were measured to cost, and how large they may be; gives what was smoothed.
+        """Take a measurement of bundles: step seconds by size, and the largest size; says what was smoothed.
 
-        Without a table, only the size was found out: memory ran out, or they cannot be fused.
+        Without a table only the size is known: memory ran out, or the trials cannot be fused.
         """
         kind = self._kind(self._types[type], signature)
         if table:
@@ -126,22 +126,22 @@ class SpeedModel:
         return self._refit(kind)
 
     def spread(self, signature: str, type: str, table: Mapping[int, float]) -> list[str]:
-        """Take what several devices were measured to give a trial of a signature; gives what was smoothed or cut."""
+        """Take a measurement of a trial on several devices: step seconds by count; says what was smoothed or cut."""
         kind = self._kind(self._types[type], signature)
         kind.scaling = _relative(table)
         return self._refit(kind)
 
     def size(self, signature: str, type: str) -> int | None:
-        """The most trials of a bundle of a signature, or None where its first bundle is to measure that."""
+        """The most trials of a bundle of a signature, or None where its first bundle has to measure this."""
         if self.sharing == "never" or not signature:
             return 1
         known = self._kind(self._types[type], signature).size
         return LARGEST if known is None and self.sharing == "forced" else known
 
     def observed(self, trial: int, type: str, share: float, seconds: float, *, compare: bool = True) -> None:
-        """A unit of a trial took ``seconds`` at ``share``: refines its own time, and the curve where it moved.
+        """Take the ``seconds`` of a unit at a ``share``: they refine the trial's own time, and the curve after a move.
 
-        It is not to ``compare`` where it is not only the share that differs: after a start, or beside unlike trials.
+        ``compare`` is False where more than the share differs: after a start, or beside unlike trials.
         """
         signature = self._signatures.get(trial)
         if signature is None or not seconds > 0:
@@ -155,7 +155,7 @@ class SpeedModel:
             mean.add(unit)
 
     def _compare(self, kind: _Kind, seen: _Seen, share: float, seconds: float) -> None:
-        """The first unit that a trial trains at another share than alone tells what that share costs."""
+        """Learn the cost of a share from the first unit that a trial trains at it, against its unit alone."""
         alone = seen.shares.get(1.0)
         if alone is not None and share != 1 and share not in seen.shares:
             times, count = (kind.sharing, round(1 / share)) if share < 1 else (kind.scaling, round(share))
@@ -165,43 +165,44 @@ class SpeedModel:
         seen.shares[share] = seconds
 
     def recall(self, signature: str, type: str, unit: float) -> None:
-        """An earlier study saw trials of a signature take so many seconds a unit, alone on a device of a type."""
+        """Take an earlier study's mean seconds of a unit, for a signature's trials alone on a type."""
         here = self._types[type]
         for mean in (self._kind(here, signature).unit, here.unit, self._all):
             mean.add(unit)
 
     def started(self, seconds: float) -> None:
-        """Starting a trial took that much longer than its units do."""
+        """Take the seconds by which a trial's first unit was longer than the others: the cost of its start."""
         self._start.add(max(0.0, seconds))
 
     def stopped(self, seconds: float) -> None:
-        """Stopping a trial took that long after its last report."""
+        """Take the seconds from a trial's last report until it had stopped."""
         self._stop.add(max(0.0, seconds))
 
     @property
     def start(self) -> float:
-        """The seconds that starting a trial takes, as far as that was seen."""
+        """The mean seconds that starting a trial takes; 0 before a start was seen."""
         return self._start.value
 
     @property
     def stop(self) -> float:
-        """The seconds that stopping a trial takes, as far as that was seen."""
+        """The mean seconds that stopping a trial takes; 0 before a stop was seen."""
         return self._stop.value
 
     @property
     def moving(self) -> float:
-        """The seconds that moving a trial was seen to take; infinite before a start was seen.
+        """The seconds that moving a trial takes; infinite before a start was seen.
 
-        A stop writes a state and a start reads one: until a stop was seen, it is taken to cost as much as a start.
+        A stop writes a state and a start reads one: until a stop was seen, a stop is taken to cost as much as a start.
         """
         if not self._start.count:
             return math.inf
         return self._start.value + (self._stop.value if self._stop.count else self._start.value)
 
     def unit(self, type: str, trial: int) -> float:
-        """The seconds of a trial's unit alone on a type: its own there, else the mean of its like, else of all there.
+        """The seconds of a trial's unit alone on a type.
 
-        Where nothing was seen on the type, those of all on the others are as good as any; without those it is 1.
+        It is the trial's own mean there, else the mean of its signature there, else the mean of all trials there. Where
+        no unit was seen on the type, it is the mean of all trials on all types, and 1 where no unit was seen at all.
         """
         return self._unit(self._types[type], trial)
 
@@ -215,7 +216,7 @@ class SpeedModel:
         return mean.value if mean.count else 1.0
 
     def mean(self, signature: str, type: str) -> float | None:
-        """The mean seconds of a unit of a signature's trials alone on a type; None where none was seen."""
+        """The mean seconds of a unit of a signature's trials alone on a type; None where no unit was seen."""
         unit = self._kind(self._types[type], signature).unit
         return unit.value if unit.count else None
 
@@ -231,7 +232,7 @@ class SpeedModel:
         return _values(self._kind(here, self._signatures.get(trial, "")).scaling)
 
     def speed(self, types: Collection[str]) -> Speed:
-        """What is known now on the types that there are. Nobody is moved before it was seen what starting costs."""
+        """The present speed on the types given. No trial is moved before the cost of a start was seen."""
         known = {type: self._speed(self._types[type]) for type in types}
         if len(known) == 1:
             return next(iter(known.values()))
@@ -253,7 +254,7 @@ class SpeedModel:
         return self.sharing == "never" or not signature or bool(kind.sharing) or kind.size == 1
 
     def known(self, signature: str, type: str) -> tuple[dict[int, float], dict[int, float]]:
-        """What sharing and spreading are now taken to cost on a type, relative to a trial alone."""
+        """The times of sharing and of spreading on a type by count, relative to a trial alone on a device."""
         kind = self._kind(self._types[type], signature)
         return _values(kind.sharing), _values(kind.scaling)
 
@@ -263,7 +264,7 @@ class SpeedModel:
         return here.kinds[signature]
 
     def _unmeasured(self, size: int | None) -> tuple[float, ...]:
-        """Sharing for free, as far as it may go where nothing was timed."""
+        """The curve of sharing where nothing was timed: it is free, up to the size given or a default."""
         if self.sharing == "never":
             return (1.0,)
         return _free(size or (LARGEST if self.sharing == "forced" else UNKNOWN_SIZE))
@@ -292,7 +293,7 @@ def _free(size: int) -> tuple[float, ...]:
 
 
 def _as_far(sharing: tuple[float, ...], tried: int, size: int) -> tuple[float, ...]:
-    """A curve cut at a bundle's ``size``, or drawn out to it where the largest bundle that was ``tried`` still paid."""
+    """A curve cut at a bundle's ``size``, or extended to it where the largest bundle that was ``tried`` still paid."""
     last = len(sharing)
     if size <= last or last < tried or last == 1:
         return sharing[: max(1, size)]

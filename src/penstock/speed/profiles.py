@@ -1,9 +1,9 @@
-"""What was measured, kept for the next study on the same task and kind of device.
+"""Measurements, kept for the next study of the same task on the same kind of device.
 
-One file of JSON lines that several processes may append to at once: a line is one measurement, appended in one
-``write``. Measurements of several kinds lie side by side, and of two of one kind the last counts. The file is only a
-cache: a line that is torn, damaged or unlike a profile is passed over, and a file that cannot be read or written costs
-a study nothing but measuring again.
+They lie in one file of JSON lines, to which several processes may append at once: a line is one measurement, appended
+in one ``write``. Measurements of several kinds lie side by side; of two measurements of one kind the last counts. The
+file is only a cache: a line that is torn, damaged or unlike a profile is passed over. Where the file cannot be read or
+written, the next study measures again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-LINES = 1000  # a longer file is rewritten when it is opened, with the newest half of that at most
+LINES = 1000  # a longer file is rewritten when it is opened: the newest 500 profiles stay
 
 Kind = Literal["sharing", "scaling", "unit", "moving", "opening"]
-"""What a table counts.
+"""The kind of a measurement, which says what its table holds.
 
 - "sharing": seconds of one step of a whole bundle, by the number of its trials; 1 is a trial that runs solo.
 - "scaling": seconds of one step of one trial, by the number of its devices.
 - "unit": seconds of a unit of a trial alone on a device, by the count 1.
-- "moving": seconds that a trial takes to start (0) and to stop (1).
+- "moving": seconds that a trial takes to start, at 0, and to stop, at 1.
 - "opening": seconds from a study's start to its first placement, by the count 0.
 """
 
@@ -33,9 +33,9 @@ Kind = Literal["sharing", "scaling", "unit", "moving", "opening"]
 class Profile:
     """One measurement of a signature's trials on a kind of device: numbers by count.
 
-    ``device`` names all that the times depend on besides the task, such as the accelerator and torch's version; whoever
-    measures makes it up, and here it is only compared. ``size`` is the count that was chosen, 0 where none was;
-    ``reason`` says why in a sentence that a user understands, and ``way`` how the step was computed.
+    ``device`` names everything besides the task that the times depend on, such as the accelerator and torch's version.
+    The worker that measures writes it; here it is only compared. ``size`` is the count that was chosen, 0 where none
+    was. ``reason`` explains the choice in a sentence for the user, and ``way`` says how the step was computed.
     """
 
     task: str
@@ -53,9 +53,9 @@ Key = tuple[str, str, str, str]
 
 @dataclass
 class Profiles:
-    """The profiles in one file: those that were there when it was opened, and those put since.
+    """The profiles in one file: the ones it had when it was opened, and the ones put since.
 
-    ``kept`` says whether the next study finds them: what a simulation measures is true of nothing else.
+    ``kept`` says whether new profiles are written to the file. A simulation's are not: they hold for nothing else.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class Profiles:
     def open(cls, path: Path | str, *, kept: bool = True) -> Profiles:
         """Read the file, where there is one, and rewrite it where it has grown long.
 
-        What another study appends while it is rewritten is lost: that study has it, and the next measures again.
+        A line that another study appends during the rewrite is lost to later studies: they measure again.
         """
         profiles = cls(Path(path), kept)
         with suppress(OSError):
@@ -79,11 +79,11 @@ class Profiles:
         return profiles
 
     def get(self, task: str, device: str, signature: str, kind: Kind) -> Profile | None:
-        """What was measured last, if anything was."""
+        """The last profile of that kind; None where there is none."""
         return self._known.get((task, device, signature, kind))
 
     def of(self, task: str, device: str) -> list[Profile]:
-        """What was measured last of a task on a kind of device: a profile for each signature and kind."""
+        """The last profile of each signature and kind, for a task on a kind of device."""
         return [one for one in self._known.values() if (one.task, one.device) == (task, device)]
 
     def put(self, profile: Profile) -> None:
@@ -98,13 +98,14 @@ class Profiles:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             try:
                 end = os.fstat(file).st_size
-                torn = end > 0 and os.pread(file, 1, end - 1) != b"\n"  # or being written: an empty line harms nobody
+                # The last line is torn or still being written. In the latter case an empty line follows: it is ignored.
+                torn = end > 0 and os.pread(file, 1, end - 1) != b"\n"
                 os.write(file, b"\n" * torn + _encode(profile))
             finally:
                 os.close(file)
 
     def _take(self, profile: Profile) -> None:
-        self._known.pop(_key(profile), None)  # so that the dict goes from old to new
+        self._known.pop(_key(profile), None)  # keeps the dict in order from old to new
         self._known[_key(profile)] = profile
 
     def _rewrite(self) -> None:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 
 UNKNOWN_SIZE = 64
-"""Trials in a bundle of which nothing is measured yet."""
+"""The most trials of a bundle whose signature has not been measured yet."""
 LARGEST = 512
-"""Trials in any bundle: beyond, nothing was ever seen to gain."""
+"""The most trials of any bundle: larger bundles were never seen to gain."""
 
 
 def marginal_benefit(seconds: Mapping[int, float], a: int, b: int) -> float:
@@ -20,32 +20,34 @@ def marginal_benefit(seconds: Mapping[int, float], a: int, b: int) -> float:
 
         O(a, b) = 1 - r^(1 / log2(b/a)),  r = (t(b) / b) / (t(a) / a)
 
-    which is Fluid's 1 - r for a doubling. Per doubling and not per trial, because the p-th trial saves at best 1/p: a
-    threshold would stop there at the same size however well a model fuses. Free of charge is 1/2 here at every size.
+    which is Fluid's 1 - r for a doubling. The benefit is per doubling and not per trial, because the p-th trial saves
+    at best 1/p: a threshold per trial would stop at the same size however well a model fuses. Trials that fuse for free
+    have a benefit of 1/2 at every size.
 
     >>> marginal_benefit({1: 1.0, 2: 1.0, 8: 4.0}, 1, 2), marginal_benefit({1: 1.0, 2: 1.0, 8: 4.0}, 2, 8)
     (0.5, 0.0)
     """
     doublings = math.log2(b / a)
-    growth = (math.log2(seconds[b]) - math.log2(seconds[a])) / doublings  # of a step's time; logarithms do not overflow
+    # The growth of a step's time is computed from logarithms, because they do not overflow.
+    growth = (math.log2(seconds[b]) - math.log2(seconds[a])) / doublings
     return 1 - math.exp2(min(growth - 1, 1000))
 
 
 def best_size(seconds: Mapping[int, float], ceiling: int, threshold: float = 0.1) -> int:
-    """The bundle size to train with: up to where the marginal benefit falls below ``threshold``, or 1 (solo).
+    """The bundle size to train with: the size where the marginal benefit falls below ``threshold``, or 1 (solo).
 
-    ``seconds`` are those of one step of the whole bundle at growing sizes, at 1 of a trial that runs solo: without
-    that, nothing says that fusing pays. Each size in turn is compared with the last one that was taken. So one bad
-    measurement is passed over and does not stop growth: the next size is compared with the one before it, over two
-    doublings. And as the benefits are per doubling, a size that is taken beats every smaller one by the threshold for
-    each doubling between them, solo included. Where the largest measured size is taken, nothing is known against a
-    larger one and the ceiling decides; so it does where it lies just below a measured size that would be taken.
+    ``seconds`` has the time of one step of the whole bundle by its size. Size 1 is a trial that runs solo; without its
+    time nothing shows that fusing pays. Each size in turn is compared with the last size that was taken. So one bad
+    measurement does not stop growth: the next size is compared with the size before the bad one, over two doublings.
+    As the benefits are per doubling, a size that is taken beats every smaller size, solo included, by the threshold for
+    each doubling between them. Where the largest measured size is taken, no measurement speaks against a larger one
+    and the ceiling decides. The ceiling also decides where it lies just below a measured size that would be taken.
 
-    The default asks 11% more throughput of a doubling. Less is easily the noise of timing a few steps, and does not
-    repay what a step does not show: each doubling at the threshold makes every trial's own step 1.8 times as long, so
-    that an algorithm hears from it later. More would give real gains away: 7.4× at 128 on a CPU and 5.2× at 128 on a
-    GPU (``vmap``, rn18/8) are 25% and 21% a doubling on the average, and 2.3× at 64 is 13%. Models that fuse at 1.0×
-    or 0.6× are refused.
+    The default asks 11% more throughput of a doubling. A smaller gain may be the noise of timing a few steps, and it
+    does not repay a cost that a step's time does not show: each doubling at the threshold makes every trial's own step
+    1.8 times as long, so an algorithm gets its report later. A larger threshold would give real gains away: 7.4× at 128
+    on a CPU and 5.2× at 128 on a GPU (``vmap``, rn18/8) are 25% and 21% a doubling on the average, and 2.3× at 64 is
+    13%. Models that fuse at 1.0× or 0.6× are refused.
 
     >>> best_size({1: 1.0, 2: 1.1, 4: 1.4, 8: 2.7}, ceiling=64), best_size({1: 1.0, 2: 1.9, 4: 4.1}, ceiling=64)
     (4, 1)
@@ -64,7 +66,7 @@ def best_size(seconds: Mapping[int, float], ceiling: int, threshold: float = 0.1
 
 
 def most(bytes: tuple[int, int], free: int, margin: float = 0.1) -> int:
-    """The most trials whose bundle fits into ``free`` bytes less a ``margin``; 0 where not even one fits.
+    """The most trials whose bundle fits into ``free`` bytes less a ``margin``; 0 where not even one trial fits.
 
     >>> most((200, 100), free=1000)
     7

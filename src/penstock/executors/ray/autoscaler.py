@@ -1,8 +1,8 @@
-"""The nodes that a cluster's autoscaler can make, as its settings say.
+"""The nodes that a cluster's autoscaler can make, read from its settings.
 
-An autoscaler does not say what it could make. Its settings do, which lie beside it on the head. Without them, as where
-it runs in a container of its own, nothing beyond the nodes that are there is asked for: a placement group that can
-never be placed would wait for ever.
+An autoscaler does not tell which nodes it can make. Its settings do; they lie beside it on the head. They cannot be
+read where the autoscaler runs in a container of its own. A study then asks for no nodes besides the present ones: a
+placement group that can never be placed would wait for ever.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 from penstock.executors.ray.cluster import NodeFacts, has, on_head, require
 
-GROUP = "ray.io/node-group"  # the label with a node's type, which the second autoscaler sets
+GROUP = "ray.io/node-group"  # the label with a node's type, which version 2 of the autoscaler sets
 MONITORS = ("autoscaler/_private/monitor.py", "autoscaler/v2/monitor.py")
 ANYWHERE: Mapping[str, str] = {}  # the labels that every node has
 
 
 @dataclass(frozen=True)
 class NodeType:
-    """A kind of node that an autoscaler can make, and how many of them."""
+    """A type of node that an autoscaler can make, and the most nodes of that type."""
 
     name: str
     most: int
@@ -40,16 +40,16 @@ class Growth:
     """All nodes that an autoscaler can make."""
 
     types: tuple[NodeType, ...]
-    most: int  # nodes in all, the head aside
-    labelled: bool  # whether it heeds labels; one that does not makes and drops nodes of the wrong kind in turns
+    most: int  # the most nodes in all, without the head
+    labelled: bool  # whether the autoscaler heeds labels; otherwise it makes and drops nodes of a wrong type in turns
 
     def of(self, where: Mapping[str, str]) -> Growth:
-        """The part that can be asked for by the labels of its nodes."""
+        """The part whose nodes can be asked for by these labels."""
         types = tuple(one for one in self.types if has(one.labels, where))
         return Growth(types if self.labelled or len(types) == len(self.types) else (), self.most, self.labelled)
 
     def made(self, node: NodeFacts) -> str | None:
-        """The type of a node that is there: by its label, or else the most special one that it could be of."""
+        """The type of a present node: the one its label names, or else the matching type with the most labels."""
         if node.head:
             return None
         names = {one.name for one in self.types}
@@ -64,7 +64,7 @@ class Growth:
         return max(alike)[1] if alike else None
 
     def room(self, resource: str, nodes: Collection[NodeFacts], where: Mapping[str, str] = ANYWHERE) -> int:
-        """How many devices could come with nodes of these labels, beside those of the nodes that are there."""
+        """How many devices could come with new nodes of these labels, besides the devices of present nodes."""
         there = Counter(kind for node in nodes if (kind := self.made(node)) is not None)
         left, room = self.most - there.total(), 0
         for one in sorted(self.of(where).types, key=lambda one: -one.devices(resource)):
@@ -75,7 +75,7 @@ class Growth:
 
 
 def reported() -> Growth | None:
-    """All that a provider's own autoscaler can make, as it has told the cluster; Ray's autoscalers tell nothing."""
+    """The nodes that a provider's own autoscaler has told the cluster it can make; Ray's autoscalers tell nothing."""
     from ray._private.state import state
 
     config = state.get_cluster_config()
@@ -90,17 +90,17 @@ def reported() -> Growth | None:
 
 
 def question() -> Any:
-    """Ask the head for its autoscaler's settings; the answer is for ``read``, or None where there is no autoscaler."""
+    """Ask the head for its autoscaler's settings; ``read`` takes the answer, which is None without an autoscaler."""
     return require().remote(_settings).options(num_cpus=0, max_retries=0, scheduling_strategy=on_head()).remote()
 
 
 def _settings() -> tuple[dict[str, Any], bool] | None:
-    """On the head: the settings that its autoscaler was started with, and whether that is the second version."""
+    """The settings that the autoscaler on this head was started with, and whether it is of version 2."""
     import psutil  # type: ignore[import-untyped]
     import ray
     import yaml  # type: ignore[import-untyped]
 
-    ours = f"--gcs-address={ray.get_runtime_context().gcs_address}"  # others may run on the same machine
+    ours = f"--gcs-address={ray.get_runtime_context().gcs_address}"  # another cluster may run on the same machine
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
         files = [one.partition("=")[2] for one in command if one.startswith("--autoscaling-config=")]
@@ -111,7 +111,7 @@ def _settings() -> tuple[dict[str, Any], bool] | None:
 
 
 def read(config: Mapping[str, Any], second: bool) -> Growth:
-    """What an autoscaler can make by its settings; its ``second`` version heeds labels."""
+    """The nodes that an autoscaler can make by its settings; the ``second`` version heeds labels."""
     most = int(config.get("max_workers") or 0)
     types = [
         NodeType(name, int(one.get("max_workers", most)), one.get("resources") or {}, one.get("labels") or {})

@@ -1,4 +1,4 @@
-"""A Ray cluster as Penstock sees it: joined or started, its nodes, and the devices that they have."""
+"""A Ray cluster as Penstock sees it: joining or starting one, its nodes, and their devices."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ ANSWER = 8.0  # seconds that a cluster has to answer
 GLANCE = 1.0  # seconds that a head has which has answered before
 HEADLESS = 30.0  # seconds without the head that a study bears, half of what Ray waits before it ends the program
 NAMESPACE = "penstock"
-MARKET = "ray.io/market-type"  # the label of nodes that are "spot" or "on-demand"
-ACCELERATOR = "ray.io/accelerator-type"  # the label of nodes with accelerators, such as "H200"
-PRICE = "penstock.io/price"  # the label of nodes whose owner says what a device costs an hour
+MARKET = "ray.io/market-type"  # the label that says whether a node is "spot" or "on-demand"
+ACCELERATOR = "ray.io/accelerator-type"  # the label that names a node's accelerators, such as "H200"
+PRICE = "penstock.io/price"  # the label by which a node's owner gives the price of a device an hour
 QUIET = {"logging_level": "ERROR", "namespace": NAMESPACE}
-TOO_LARGE = (".git", ".venv", "venv", ".penstock", "__pycache__", "node_modules", "*.pt", "*.ckpt")  # never code
+# Files and folders that are large and never code: they are not sent to nodes.
+TOO_LARGE = (".git", ".venv", "venv", ".penstock", "__pycache__", "node_modules", "*.pt", "*.ckpt")
 
 
 def require() -> Any:
-    """Ray, or how to get it."""
+    """The ray module; where it is not installed, a StudyError says how to install it."""
     try:
         import ray
     except ImportError:
@@ -41,10 +42,10 @@ _connecting = threading.Lock()  # a program may run several studies at once, in 
 
 
 class Connection:
-    """This process's way to a cluster: it ends with the last study that uses it, unless it was there before them."""
+    """This process's connection to a cluster. It ends with the last study that uses it, unless it is the user's own."""
 
     users = 0
-    ours = False  # joined or started here, and not by the user's program before
+    ours = False  # whether Penstock joined or started the cluster, and not the user's program before it
 
     def __init__(self, *, new: bool) -> None:
         Connection.ours |= new
@@ -60,7 +61,7 @@ class Connection:
         return not Connection.ours and bool(ray.get_runtime_context().worker.mode == ray.SCRIPT_MODE)
 
     def reached(self) -> bool:
-        """Whether the head is there: else whatever asks it waits, until Ray ends the whole program a minute later."""
+        """Whether the head is there. A call to a missing head waits, and Ray ends the whole program after a minute."""
         try:
             _dial(self.address, GLANCE)
         except OSError:
@@ -68,7 +69,7 @@ class Connection:
         return True
 
     def answers(self) -> bool:
-        """Whether the head is there now; a StudyError where it has been away for too long."""
+        """Whether the head is there now; raises a StudyError where it has been away for too long."""
         now = time.monotonic()
         if self.reached():
             self._answered = now
@@ -89,10 +90,10 @@ class Connection:
 
 
 def connect(on: str, folder: Path | None) -> Connection:
-    """Join the cluster that is meant, or start one on this machine.
+    """Join the cluster that ``on`` names, or start one on this machine.
 
-    "ray" means the one that this process is connected to already, or RAY_ADDRESS, or the one that runs on this machine,
-    or else a new one; "ray://host:port" is what ``ray start --head`` says.
+    "ray" means the cluster that this process is connected to already, or RAY_ADDRESS, or the cluster that runs on this
+    machine, or else a new one. In "ray://host:port", host and port are those that ``ray start --head`` prints.
     """
     with _connecting:
         return _connect(parse(on), on, folder)
@@ -136,7 +137,7 @@ def _as_joined(address: str) -> str | None:
 
 
 def code_of(file: Path) -> Path:
-    """The folder that a file's imports begin in: its own, or the current one if it runs as `python -m package.file`."""
+    """The folder where a file's imports begin: its own, or the current one if it runs as `python -m package.file`."""
     main = sys.modules["__main__"]
     package = getattr(main, "__package__", None) or ""
     here = file == Path(getattr(main, "__file__", None) or "").absolute()
@@ -187,7 +188,7 @@ def settings(on: str) -> tuple[str, dict[str, Any]]:
 
 
 def _from_environment() -> str | None:
-    """The cluster that RAY_ADDRESS names, or else the one of this machine; None for a new one."""
+    """The address of the cluster in RAY_ADDRESS, or else of this machine's cluster; None for a new cluster."""
     given = os.environ.get("RAY_ADDRESS", "")
     if given in ("", "auto"):
         return _on_this_machine()
@@ -200,7 +201,7 @@ def _from_environment() -> str | None:
 
 
 def _on_this_machine() -> str | None:
-    """The cluster that ``ray start`` left word of here, if it still answers: the word outlives the cluster."""
+    """The address that ``ray start`` left here, if its cluster still answers: the file outlives the cluster."""
     from ray._private.utils import read_ray_address
 
     address = read_ray_address()
@@ -219,7 +220,7 @@ def _dial(address: str, timeout: float) -> None:
 
 
 def answering(address: str) -> set[str]:
-    """The hosts of a cluster's nodes; a StudyError within seconds where nothing answers."""
+    """The hosts of a cluster's nodes; raises a StudyError within seconds where nothing answers."""
     try:
         _dial(address, ANSWER / 2)
     except OSError as error:
@@ -233,11 +234,11 @@ def answering(address: str) -> set[str]:
     def ask() -> None:
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
-        with suppress(Exception):  # whatever it is that listens
+        with suppress(Exception):  # any program may listen there, so any error may come
             nodes = GcsClient(address=address).get_all_node_info(timeout=ANSWER / 2)
             found.append({node.node_manager_address for node in nodes.values() if node.state == 0})
 
-    asking = threading.Thread(target=ask, daemon=True)  # it would wait for most of a minute
+    asking = threading.Thread(target=ask, daemon=True)  # the client itself may wait for most of a minute
     asking.start()
     asking.join(ANSWER / 2)
     if not found:
@@ -250,7 +251,7 @@ def answering(address: str) -> set[str]:
 
 
 def _here(hosts: Collection[str]) -> bool:
-    """Whether all nodes are this machine, whose files they then see."""
+    """Whether all nodes are this machine, so that they see its files."""
     own = {"127.0.0.1", "localhost"}
     try:
         own |= {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
@@ -278,7 +279,7 @@ def _cannot_join(address: str, folder: Path | None, error: Exception) -> str:
 
 
 def _headless(address: str, seconds: float) -> str:
-    """Why a study cannot go on, after its cluster's head was away for so long."""
+    """The message for a study that cannot go on, because its cluster's head was away for so long."""
     return (
         f"The head of the Ray cluster at {address} has not answered for {seconds:.0f} seconds. What was reported is in "
         "the study's log: `penstock resume`, or the same study with the same name, goes on from there, on a cluster or "
@@ -293,7 +294,7 @@ class NodeFacts:
     id: str
     resources: Mapping[str, float]
     labels: Mapping[str, str]
-    leaving: bool  # about to go
+    leaving: bool  # whether the node is about to go
 
     @property
     def head(self) -> bool:
@@ -306,10 +307,10 @@ class Offer:
 
     resource: str  # "GPU" or "CPU"
     nodes: dict[str, int]  # how many devices each node has, by its id
-    cores: dict[str, int]  # for each of them, on nodes that are there or could come; 0 where there are fewer
+    cores: dict[str, int]  # cores per device, by the node's id or, for nodes that could come, by their type's name
     room: int = 0  # how many devices could come with nodes that the autoscaler can make
-    made: frozenset[str] = frozenset()  # the nodes that it made and releases when they are empty
-    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of each node
+    made: frozenset[str] = frozenset()  # nodes that the autoscaler made, and releases when they are empty
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # the labels of each node
 
     @property
     def devices(self) -> int:
@@ -321,7 +322,7 @@ class Offer:
 
 
 def has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether labels are as wanted, whatever else is labelled.
+    """Whether a node's labels include all the wanted ones.
 
     >>> has({"zone": "a", "market": "spot"}, {"market": "spot"}), has({"zone": "a"}, {"market": "spot"})
     (True, False)
@@ -350,7 +351,7 @@ def offer(
     where: Mapping[str, str] | None = None,
     resource: str | None = None,
 ) -> Offer:
-    """The devices of the nodes that are not about to go, not to be avoided, and labelled as wanted."""
+    """The devices of nodes that are not about to go, are not to be avoided, and have the labels in ``where``."""
     if resource is None:
         resource = "GPU" if any(node.resources.get("GPU", 0) >= 1 for node in alive) else "CPU"
     able = [

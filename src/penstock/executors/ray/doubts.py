@@ -1,4 +1,4 @@
-"""Nodes that are left alone for a while, as workers were lost there: Ray places actors on dead nodes for some time."""
+"""Nodes that are avoided for a while after workers were lost there: Ray places actors on dead nodes for some time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import warnings
 from collections import Counter
 from collections.abc import Collection
 
-DOUBT = 15.0  # seconds that a node is left alone after a worker was lost there in an unclear way
-FAILURES = 3  # losses of one node, each of which doubles that time, until a warning
+DOUBT = 15.0  # seconds that a node is avoided after a worker was lost there in an unclear way; each loss doubles them
+FAILURES = 3  # losses on one node after which the user is warned
 
 
 class Doubts:
-    """Which nodes are in doubt, and until when."""
+    """The nodes in doubt, and until when each is avoided."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
@@ -21,24 +21,24 @@ class Doubts:
 
     @property
     def avoided(self) -> Collection[str]:
-        """The nodes to be left alone."""
+        """The nodes to be avoided."""
         return self._until.keys()
 
     def doubt(self, node: str) -> None:
-        """Leave a node alone until it is known to be well, longer each time."""
+        """Avoid a node for a while, longer each time."""
         self._failures[node] += 1
         self._until[node] = time.monotonic() + DOUBT * 2 ** (self._failures[node] - 1)
         if self._failures[node] == FAILURES:
             warnings.warn(f"Node {node[:6]} has failed {FAILURES} times and is avoided for a while.", stacklevel=2)
 
     def trust(self, now: float) -> None:
-        """Let the nodes be used again whose time is over."""
+        """Let nodes be used again whose time of doubt is over."""
         self._until = {node: end for node, end in self._until.items() if end > now}
 
     def blames_node(self, node: str, trials: Collection[int]) -> bool:
-        """Take the death of a worker with its trials; says whether the node is at fault and not one of them.
+        """Take the death of a worker with its trials; says whether the node is at fault and not one of the trials.
 
-        It is where workers have died again and again with nothing reported, and with no trial in common.
+        The node is at fault where several workers in a row died without a report and had no trial in common.
         """
         deaths = self._deaths.setdefault(node, [])
         if trials:
@@ -46,5 +46,5 @@ class Doubts:
         return len(deaths) >= FAILURES and not set.intersection(*deaths)
 
     def reported(self, node: str) -> None:
-        """A trial on this node came further, so workers can live there."""
+        """A trial on this node has reported, so workers can live there."""
         self._deaths.pop(node, None)

@@ -1,10 +1,10 @@
 """Workers on a Ray cluster: one actor a device, kept warm for any bundle of any trial, on nodes that come and go.
 
-A worker has a placement group of its own and is asked for its events all the time; a call that fails, or stays
-unanswered, is the one sign of a death, whatever died. A process that died is replaced. Where its node may have died
-with it, the node is left alone until it is known to be well: Ray places actors on dead nodes for a while. Nodes and the
-study's part of the cluster are looked at every half second. Where the program itself is connected to Ray, a worker that
-is idle when its study ends rests for the program's next one.
+A worker has a placement group of its own and is asked for its events all the time. A call that fails, or stays
+unanswered, is the one sign of a death, whether a process or a node died. A process that died is replaced. Where its
+node may have died with it, the node is avoided for a while, because Ray places actors on dead nodes for some time. The
+executor looks at the nodes and at the study's part of the cluster every half second. Where the program itself is
+connected to Ray, a worker that is idle when its study ends rests for the program's next study.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from penstock.task import Task
 from penstock.trial import Config, Report
 
 LOOK = 0.5  # seconds between two looks at the cluster
-SILENT = 60.0  # seconds without an answer, after which a worker has hung
-STARTING = 120.0  # seconds that a worker has to start; the first one of a study, that any has
-COMING = 900.0  # seconds that the first one has where the autoscaler has to make its node
+SILENT = 60.0  # seconds without an answer after which a worker has hung
+STARTING = 120.0  # seconds within which the first worker of a study must start
+COMING = 900.0  # the same where the autoscaler has to make its node
 SLICE = 0.1  # seconds after which a wait looks whether it was woken
-STILLBORN = 5  # workers that may die before they are ready, one after another, before the study is given up
+STILLBORN = 5  # workers in a row that may die before they are ready; after more, the study is given up
 
 
 class RayExecutor(Executor):
-    """One worker for each device that this study may have, ``workers`` of them at most, and of use from ``least`` on.
+    """One worker for each device that this study may have: at most ``workers``, and at least ``least`` to begin.
 
     ``weight`` is the study's part of the cluster beside other studies. ``folder`` is the code that nodes need. After a
     ``request``, idle workers beyond it are kept for ``idle`` seconds; where the cluster has an autoscaler, their nodes
-    go with them. ``market`` is "spot" or "on-demand" where nodes are labelled so and only such ones are wanted.
+    go with them. ``market`` limits the study to nodes that are labelled "spot" or "on-demand".
     """
 
     flexible = True
@@ -89,7 +89,7 @@ class RayExecutor(Executor):
             self._fill()
             self._start()
             self._begun = True
-            self._events.clear()  # whoever made this sees by itself which devices there are
+            self._events.clear()  # the caller asks `devices` which devices there are at first
         except BaseException:
             self.close()
             raise
@@ -104,12 +104,12 @@ class RayExecutor(Executor):
         first = slots[0]
         new = [p for p in bundle.placements if first is None or (p.trial, p.attempt) not in first.running]
         if first is None or (new and any(slot is None or slot.phase == "leaving" for slot in slots)):
-            self._events += [Stopped(p.trial, p.attempt, p.state) for p in new]  # a device went meanwhile
+            self._events += [Stopped(p.trial, p.attempt, p.state) for p in new]  # a device went in the meantime
             return
         self._give(first, bundle)
 
     def _gather(self, bundle: Bundle) -> None:
-        """The first worker of a trial waits for the others; where one has gone, it learns that by waiting in vain."""
+        """Bring a trial's other workers to the first, which waits for them; where one has gone, that wait times out."""
         for rank, device in enumerate(bundle.devices[1:], 1):
             if (slot := self._slot(device)) is not None:
                 self._give(slot, replace(bundle, rank=rank))
@@ -162,10 +162,10 @@ class RayExecutor(Executor):
                     raise StudyError(f"The workers that tried a dry batch died: {how(error)}") from None
                 self._lose(slot, error)
                 died = slot.node
-                if train:  # once more, on another node if there is one
+                if train:  # try once more, on another node if there is one
                     continue
                 if len(configs) == 1:
-                    return [Description()]  # as unlike any other, it kills no other's worker
+                    return [Description()]  # without a signature it trains alone, and kills no other trial's worker
                 return [one for config in configs for one in self.describe([config], train=False)]
             if isinstance(answer, Exception):
                 raise answer
@@ -173,7 +173,7 @@ class RayExecutor(Executor):
 
     def request(self, wanted: Sequence[Request]) -> None:
         self._requesting.request(wanted)
-        self._looked = -inf  # the next wait sees to it
+        self._looked = -inf  # the next wait looks at once, and acts on the request
 
     @property
     def scales(self) -> bool:  # type: ignore[override]
@@ -181,14 +181,14 @@ class RayExecutor(Executor):
 
     @property
     def provisioning(self) -> float:  # type: ignore[override]
-        """Seconds that a worker takes to come where its node has to come first, as measured."""
+        """The measured seconds until a worker is ready where its node has to come first."""
         return self._requesting.provisioning or 0.0
 
     def now(self) -> float:
         return time.monotonic() - self._began
 
     def close(self) -> None:
-        if self._closed:  # Ray would start a cluster of its own rather than say that it is not connected
+        if self._closed:  # a call without a connection would make Ray start a cluster of its own
             return
         self._closed = True
         keep = False
@@ -213,7 +213,8 @@ class RayExecutor(Executor):
         more = max(0, min(self._quota, found.devices + found.room) - len(kept))
         for where, later in self._requesting.missing(kept, found)[:more]:
             beyond = {*found.nodes, *avoided} if later else None
-            rested = self._rested if where == self._requesting.anywhere else []  # their nodes' labels are not known
+            # The labels of a resting worker's node are not known, so it serves only a request for any node.
+            rested = self._rested if where == self._requesting.anywhere else []
             self._slots.append(begin(found, avoided, where, self._study, rested, beyond))
 
     def _start(self) -> None:
@@ -227,7 +228,7 @@ class RayExecutor(Executor):
             if ready and len(ready) >= min(len(self._slots), self._found.devices):
                 break
             if ready and time.monotonic() > max(slot.came for slot in ready) + self._patience():
-                break  # others hold the rest of the cluster; they come when they can
+                break  # other studies hold the rest of the cluster; more workers come when they can
             seconds = COMING if self._found.room else STARTING
             if time.monotonic() - began > seconds:
                 raise StudyError(nothing_came(self._found, seconds))
@@ -235,7 +236,7 @@ class RayExecutor(Executor):
             self._look()
 
     def _patience(self) -> float:
-        """Seconds that the next worker is waited for once one is there: about what that one took."""
+        """Seconds to wait for the next worker once one is there: about as long as the fastest one took."""
         first = min(slot.came - slot.began for slot in self._slots if slot.phase == "ready")
         return max(1.0, first)
 
@@ -280,14 +281,14 @@ class RayExecutor(Executor):
         assert slot.device is not None
         for event, state in said:
             if state is not None:
-                self._states.write(event.state.file, state)  # before anyone hears of it
+                self._states.write(event.state.file, state)  # a state is written before any event names it
             if isinstance(event, Gathering):
                 self._gather(event.bundle)
                 continue
             if isinstance(event, Finished | Stopped | Failed):
                 self._left((event.trial, event.attempt))
             elif isinstance(event, Measured):
-                event = replace(event, device=slot.device.name)  # to its worker, each device is the first
+                event = replace(event, device=slot.device.name)  # every worker names its own device "cuda:0" or "cpu"
             elif isinstance(event, Report):
                 self._doubts.reported(slot.node)
             self._events.append(event)
@@ -303,7 +304,7 @@ class RayExecutor(Executor):
     # Deaths
 
     def _lose(self, slot: Slot, error: Exception | None) -> None:
-        """A worker is gone: its process alone, which is replaced, or perhaps its node."""
+        """Account for a worker that is gone: its process alone, which is replaced, or perhaps its node."""
         if slot not in self._slots:
             return
         if slot.device is None:
@@ -314,7 +315,7 @@ class RayExecutor(Executor):
                 self._remove(slot)
             return
         self._remove(slot)
-        self._looked = -inf  # another takes its place at once
+        self._looked = -inf  # the next look replaces the worker at once
         cause = "it did not answer any more" if error is None else how(error)
         failed = [
             Failed(trial, attempt, f"worker process {slot.pid} on node {slot.node[:6]} died: {cause}", died=True)
@@ -323,15 +324,15 @@ class RayExecutor(Executor):
         lost = [DeviceLost(slot.device)] if slot.phase == "ready" else []
         trials = [trial for trial, _ in slot.running]
         if alone(error) and not self._doubts.blames_node(slot.node, trials):
-            self._events += [*failed, *lost]  # one of its trials may have killed it
+            self._events += [*failed, *lost]  # one of its trials may have killed the worker
         else:
             self._doubts.doubt(slot.node)
-            self._events += [*lost, *failed]  # no trial is at fault
-        for trial in slot.running:  # other workers of a trial that spans devices notice by themselves
+            self._events += [*lost, *failed]  # the device is lost first, so no trial is at fault
+        for trial in slot.running:  # the other workers of a trial that spans devices notice its loss themselves
             self._left(trial)
 
     def _refuse(self, slot: Slot, node: str, fault: str) -> None:
-        """A worker that cannot be used: the end of a study that has not begun; one that has goes on without it."""
+        """Refuse a worker that cannot be used: a study that has begun goes on without it, any other ends."""
         self._remove(slot)
         if not self._begun:
             raise StudyError(fault)
@@ -350,7 +351,7 @@ class RayExecutor(Executor):
     # The cluster
 
     def _look(self) -> None:
-        """See which nodes there are, how much of them is this study's, and whether all workers answer."""
+        """Look at the nodes, at this study's part of the cluster, and at whether all workers answer."""
         now = time.monotonic()
         if now - self._looked < LOOK:
             return
@@ -374,12 +375,12 @@ class RayExecutor(Executor):
             if slot.node not in nodes:
                 self._lose(slot, self._ray.exceptions.NodeDiedError(f"node {slot.node[:6]} is dead"))
             elif nodes[slot.node] and slot.phase == "ready":
-                self._retire(slot)  # its node is about to be taken away: its trials move first
+                self._retire(slot)  # the node is about to be taken away: its trials move first
         kept = [slot for slot in self._slots if slot.phase != "leaving"]
         for slot in self._requesting.surplus(kept, found):
             self._retire(slot)
             kept.remove(slot)
-        # Workers that train, or are kept through a lull, count as used: only other studies may cost a trial its device.
+        # Workers that train, or are kept for a while, count as used: only other studies may cost a trial its device.
         reach = found.devices + found.room
         most = min(reach, max(self._requesting.target(found), sum(slot.phase == "ready" for slot in kept)))
         self._quota = min(most, self._studies.quota(most, reach))
@@ -388,7 +389,7 @@ class RayExecutor(Executor):
         self._fill()
 
     def _retire(self, slot: Slot) -> None:
-        """Give a device up in good order: its trials stop at their next boundary, and then it goes."""
+        """Give a device up in good order: its trials stop at their next boundary, and then the worker goes."""
         if slot.phase == "ready" and slot.device is not None:
             slot.phase = "leaving"
             self._events.append(DeviceLost(slot.device))

@@ -1,7 +1,7 @@
-"""Where the states of a worker's trials are: in the driver's own place, or held in the worker's memory.
+"""The states of a worker's trials: in the driver's own place, or held in the worker's memory.
 
-A worker that sees the driver's folder of states, or a URL, writes there. Any other is sent the states that its trials
-begin with, and sends those that it writes along with its events.
+A worker that sees the driver's folder of states, or a URL, writes there. To any other worker the driver sends the
+states that its trials begin with; the worker sends new states along with its events.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.log.states import Folder, States
 
 
 def leave_token(states: States) -> Path | None:
-    """Leave a file beside the states, by which a worker sees whether its folder of that name is the same one."""
+    """Leave a file beside the states, by which a worker sees whether its folder of that name is the driver's."""
     if not isinstance(states, Folder):
         return None
     path = states.dir.parent / f".driver-{uuid.uuid4().hex}"
@@ -26,7 +26,7 @@ def leave_token(states: States) -> Path | None:
 
 
 def sees(states: States, token: str) -> bool:
-    """Whether a worker has the driver's states: at a URL always, in a folder where the driver's token is beside it."""
+    """Whether a worker sees the driver's states: always at a URL, in a folder if the driver's token lies beside it."""
     if not isinstance(states, Folder):
         return True
     try:
@@ -36,7 +36,7 @@ def sees(states: States, token: str) -> bool:
 
 
 class HeldStates(States):
-    """States in a worker's memory: those that it was sent, and those that it wrote."""
+    """States in a worker's memory: the ones it was sent, and the ones it wrote."""
 
     def __init__(self) -> None:
         self.sent: dict[str, bytes] = {}
@@ -76,4 +76,4 @@ class HeldStates(States):
             self.written.pop(name, None)
 
     def sync(self, name: str) -> None:
-        """Nothing of it survives its process."""
+        """Nothing to do: a state in memory does not survive its process."""

@@ -1,8 +1,8 @@
 """How a study's part of a Ray cluster grows and shrinks with its requests.
 
-Placement groups do it alone: one that waits makes the autoscaler start a node, one that is there holds its node, and a
-node that has none is released. ``ray.autoscaler.sdk.request_resources`` is left out: it is one wish for the whole
-cluster, which two studies would take from each other, and which holds nodes after the program that wished has died.
+Placement groups do all of this: a group that waits makes the autoscaler start a node, a group that is placed holds its
+node, and a node without groups is released. ``ray.autoscaler.sdk.request_resources`` is not used: it sets one number
+for the whole cluster, so that two studies would overwrite each other, and it holds nodes after its program has died.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from penstock.executors.ray.slot import Slot
 
 MARKETS = ("spot", "on-demand")
-ANSWER = 30.0  # seconds that the head has to say what the autoscaler could make
+ANSWER = 30.0  # seconds that the head has to give the autoscaler's settings
 Labels = Mapping[str, str]
 
 
 class Requesting:
-    """The workers that a study asks for, up to ``workers``; before its first request, all there are, or ``least``.
+    """The workers that a study asks for, at most ``workers``. Before its first request it asks for all present devices.
 
-    A request's ``type`` is the label of an accelerator, or the type of a device that this study has had. Idle workers
-    beyond the requests are kept for ``idle`` seconds, so that a short lull costs no node.
+    It asks for at least ``least`` then. A request's ``type`` is the label of an accelerator, or the type of a device
+    that this study has had. Idle workers beyond the requests are kept for ``idle`` seconds, so that a short pause costs
+    no node.
     """
 
     def __init__(self, workers: int | None, market: str | None, idle: float, least: int = 1) -> None:
@@ -50,7 +51,7 @@ class Requesting:
         self._waits: list[float] = []
 
     def request(self, wanted: Sequence[Request]) -> None:
-        """Ask for these devices from now on; the study's own market, where it has one, goes before a request's."""
+        """Ask for these devices from now on; requests for another market than the study's own are left out."""
         ours = [one for one in wanted if self._market is None or one.market in (None, self._market)]
         self._requested = tuple(one for one in ours if one.count > 0)
 
@@ -61,7 +62,7 @@ class Requesting:
 
     @property
     def grows(self) -> bool:
-        """Whether there is an autoscaler, as far as that is known."""
+        """Whether the cluster is known to have an autoscaler."""
         return self._growth is not None
 
     def begin(self) -> Offer:
@@ -79,7 +80,7 @@ class Requesting:
         return found
 
     def find(self, avoid: Collection[str] = ()) -> Offer:
-        """The devices there are and, where that is known and wanted, how many could come."""
+        """The devices that are there and, where more are wanted and the autoscaler is known, how many could come."""
         nodes = self._nodes = nodes_now()
         found = offer(nodes, avoid, where=self.anywhere, resource=self._resource)
         if self._requested is not None or self.target(found) > found.devices:
@@ -100,17 +101,17 @@ class Requesting:
         )
 
     def target(self, found: Offer) -> int:
-        """How many workers the study is to hold, whether they can be had or not."""
+        """How many workers the study asks for, whether it can get them or not."""
         return sum(one.count for one in self._wanted(found))
 
     def _wanted(self, found: Offer) -> list[Request]:
-        """The requests, by labels where they are known, and for no more than all workers that the study may have."""
+        """The requests, with a device type replaced by its label where that is known, and cut to ``workers`` in all."""
         asked = self._requested
         if asked is None:
             asked = (Request(self._workers or max(self._least, found.devices)),)
         left, wanted = inf if self._workers is None else self._workers, list[Request]()
         for one in asked:
-            cores = found.resource == "CPU" and one.type == "cpu"  # all devices are of that type then
+            cores = found.resource == "CPU" and one.type == "cpu"  # then all devices are of type "cpu"
             type = None if cores or one.type is None else self._accelerators.get(one.type, one.type)
             count = int(min(one.count, left))
             left -= count
@@ -118,14 +119,14 @@ class Requesting:
         return wanted
 
     def at_least_one(self) -> None:
-        """Ask for one worker if none is asked for: something has to be done that needs one."""
+        """Ask for one worker if none is asked for: describing trials needs one."""
         if self._requested == ():
             self._requested = (Request(1),)
 
     def missing(self, slots: Sequence[Slot], found: Offer) -> list[tuple[Labels, bool]]:
-        """The workers to ask for, as far as they can be had: the labels of each one's node, and whether it is to come.
+        """The workers to ask for, as many as the cluster can give: the labels of each one's node, and whether it comes.
 
-        A device that nobody holds may be another study's: its node is there all the same.
+        A device that this study does not hold may be another study's, but its node is there.
         """
         asks: list[tuple[Labels, bool]] = []
         had, _ = deal(self._wanted(found), order(slots, found.made))
@@ -139,9 +140,9 @@ class Requesting:
         return asks
 
     def surplus(self, slots: Sequence[Slot], found: Offer) -> list[Slot]:
-        """The workers to give up now for the requests alone: those that never began, and idle ones; none that trains.
+        """The workers beyond the requests to give up now: those that never began, and idle ones; none that trains.
 
-        An idle one that keeps the study from a worker of another kind goes at once.
+        An idle worker that keeps the study from a worker of another kind goes at once.
         """
         now, missing = time.monotonic(), self.missing(slots, found)
         _, beyond = deal(self._wanted(found), order(slots, found.made))
@@ -154,7 +155,7 @@ class Requesting:
         ]
 
     def greeted(self, slot: Slot) -> None:
-        """A worker has come: learn the label of its device's type, and how long it took if its node had to come."""
+        """Learn from a worker that is ready: the label of its device's type, and its wait if its node had to come."""
         if slot.device is not None and ACCELERATOR in slot.labels:
             self._accelerators[slot.device.type] = slot.labels[ACCELERATOR]
         if slot.without is not None and slot.node not in slot.without:
@@ -176,9 +177,9 @@ class Requesting:
 
 
 def deal(requests: Sequence[Request], slots: Sequence[Slot]) -> tuple[list[tuple[Request, int]], list[Slot]]:
-    """Each request with how many workers it has already, and the workers that none has.
+    """Each request with the number of workers it already has, and the workers that belong to no request.
 
-    The workers come in the order in which to give them up: requests take the last ones first. A request that names a
+    The workers come in the order in which to give them up, so requests take the last ones first. A request that names a
     type or a market goes before one that does not.
     """
     had, left = list[tuple[Request, int]](), list(slots)
@@ -229,7 +230,7 @@ def _too_few(needed: int, found: Offer, market: str | None, growth: Growth | Non
 
 
 def nothing_came(found: Offer, seconds: float) -> str:
-    """Why a study cannot begin, after it has waited so long for its first device."""
+    """The message for a study that has waited so long for its first device."""
     if found.room:
         return (
             f"No device came within {seconds:.0f} seconds, though the cluster's autoscaler can make {found.room}: see "

@@ -17,12 +17,12 @@ from penstock.executors.ray.cluster import MARKET, PRICE, Offer, require
 from penstock.executors.ray.worker import Hello, RayWorker
 from penstock.task import FunctionTask
 
-BEAT = 2.0  # seconds after which a worker answers though nothing happened
+BEAT = 2.0  # seconds after which a worker answers even if it has no event
 RESTING = 30.0  # seconds that a worker outlives its study
 
-Kin = tuple[str, ...]  # studies that may have each other's workers: connection, where the task is written, market
-Kept = tuple[Any, Any]  # a placement group, and the actor that has it
-_resting: dict[Kin, list[Kept]] = {}  # some may have left by themselves
+Kin = tuple[str, ...]  # connection, module and name of the task, market: equal for studies that may share workers
+Kept = tuple[Any, Any]  # a placement group, and the actor in it
+_resting: dict[Kin, list[Kept]] = {}  # resting workers; some may have ended by themselves
 _held: list[Any] = []  # the actors of workers that have gone: see `hold`
 
 
@@ -32,13 +32,13 @@ class Slot:
 
     group: Any
     actor: Any
-    asked: Any  # the call whose answer is waited for
+    asked: Any  # the call that the worker has yet to answer
     began: float
-    rested: bool = False  # it served another study before
+    rested: bool = False  # whether the worker served another study before
     phase: Literal["starting", "ready", "leaving"] = "starting"
-    since: float = 0.0  # when that call was made
-    came: float = 0.0  # when it first answered
-    labels: Mapping[str, str] = field(default_factory=dict)  # of its node, or that its node must have
+    since: float = 0.0  # when the call in `asked` was made
+    came: float = 0.0  # when the worker first answered
+    labels: Mapping[str, str] = field(default_factory=dict)  # labels that its node has, or must have
     node: str = ""
     pid: int = 0
     shared: bool = True
@@ -50,14 +50,14 @@ class Slot:
     spare: float = inf  # since when it is idle while there are more workers than are asked for
 
     def begin(self) -> None:
-        """Start a worker that had no place, if it has one now: Ray refuses actors whose place is yet to come."""
+        """Start a worker that had no place, if it has one now: Ray refuses an actor whose placement group waits."""
         from ray.util.placement_group import placement_group_table
 
         if self.start is not None and placement_group_table(self.group)["state"] == "CREATED":
             (self.actor, self.asked), self.start = self.start(), None
 
     def greet(self, hello: Hello, taken: Collection[str]) -> Device:
-        """Take what a worker that is ready says of itself; gives its device, under a name that no other has."""
+        """Take the hello of a worker that is ready; gives its device, under a name of its own."""
         self.asked, self.phase, self.came = None, "ready", time.monotonic()
         self.node, self.pid, self.shared, self.labels = hello.node, hello.pid, hello.shared, hello.labels
         kind, node = "cpu" if hello.number is None else "gpu", hello.node[:6]
@@ -69,7 +69,7 @@ class Slot:
         return self.device
 
     def place(self, bundle: Bundle, states: dict[str, bytes]) -> None:
-        """Send a bundle; with the request for events, where none is under way."""
+        """Send a bundle, together with a request for events where none is under way."""
         self.placed += 1
         if self.asked is None:
             self.since = time.monotonic()
@@ -89,7 +89,7 @@ class Slot:
         _resting.setdefault(kin, []).append((self.group, self.actor))
 
     def remove(self) -> None:
-        """Kill the worker, whatever is left of it, and give its place back."""
+        """Kill the worker, if it still lives, and give its place back."""
         _remove(self.group, self.actor)
 
 
@@ -113,10 +113,10 @@ def rested(kin: Kin) -> list[Kept]:
 
 
 def hold(actor: Any) -> None:
-    """Keep the handle of a worker that goes until the program's next study begins.
+    """Keep the handle of a worker that has gone until the program's next study begins.
 
-    Ray sends word of each handle that is dropped, from a thread of its own, and crashes the whole program where the
-    connection is closed before that thread had its turn.
+    Ray reports each dropped handle from a thread of its own, and crashes the whole program where the connection is
+    closed before that thread had its turn.
     """
     _held.append(actor)
 
@@ -139,9 +139,9 @@ def begin(
     rested: list[Kept],
     without: Collection[str] | None = None,
 ) -> Slot:
-    """Wake a worker for a study, or ask for one on any node with these labels but the avoided ones.
+    """Wake a resting worker, or ask for a new one on any node with these labels but the avoided ones.
 
-    It says hello when it is ready. Where it has no place on the nodes that are there, ``without``, it starts later.
+    The worker says hello when it is ready. It starts later where it has no place on the present nodes, ``without``.
     """
     cores = min(found.cores.values(), default=1)
     if rested:
@@ -168,7 +168,7 @@ def _place(needs: Mapping[str, int], avoided: Collection[str], where: Mapping[st
 
 
 def _price(label: str | None) -> float | None:
-    """What a device costs an hour, as a label says it.
+    """The price of a device an hour, as a label gives it.
 
     >>> _price("2.49"), _price("free"), _price(None)
     (2.49, None, None)
@@ -181,7 +181,7 @@ def _price(label: str | None) -> float | None:
 
 @cache  # Ray keeps every class that it has made of ours
 def _actor() -> Any:
-    return require().remote(concurrency_groups={"listening": 1})(RayWorker)  # all else in the order of the calls
+    return require().remote(concurrency_groups={"listening": 1})(RayWorker)  # other methods run in the order of calls
 
 
 def _new(needs: Mapping[str, int], group: Any) -> Any:
@@ -190,14 +190,14 @@ def _new(needs: Mapping[str, int], group: Any) -> Any:
     options = _actor().options(
         num_cpus=needs["CPU"],
         num_gpus=needs.get("GPU", 0),
-        max_restarts=0,  # one that was restarted has lost its state: ours are elsewhere
+        max_restarts=0,  # a restarted actor would have lost its study; the executor makes a new worker instead
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=False),
     )
     return options.remote()
 
 
 def fault(hello: Hello) -> str | None:
-    """Why a worker cannot be used, if so."""
+    """Why a worker cannot be used; None where it can."""
     where = f"{hello.host} (node {hello.node[:6]})"
     python = platform.python_version()
     if hello.python.split(".")[:2] != python.split(".")[:2]:
@@ -219,7 +219,7 @@ def how(error: Exception) -> str:
 
 
 def alone(error: Exception | None) -> bool:
-    """Whether it was the worker's process alone that hung, died or was killed for its memory, and not its node."""
+    """Whether only the worker's process hung, died or was killed for its memory, and not its node."""
     if error is None or isinstance(error, require().exceptions.OutOfMemoryError):
         return True
     return "worker process has died" in how(error)

@@ -1,7 +1,7 @@
 """Several studies on one Ray cluster: how many devices each may hold, by weight, agreed on through one small actor.
 
-Each driver says now and then that it is there and what it could use, and hears how much of the cluster is its own. A
-driver that falls silent is forgotten, and an actor that nobody speaks to ends itself.
+Each driver tells the actor now and then that it is there and how many devices it could use; the answer says how many it
+may hold. A driver that falls silent is forgotten, and an actor that no driver calls ends itself.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from penstock.executors.ray.cluster import NAMESPACE, on_head, require
 
 FORGOTTEN = 5.0  # seconds after which a silent driver is forgotten
-TURN = 10.0  # seconds that a device is one study's, where there are fewer of them than studies
-LONELY = 10.0  # seconds after which an actor that nobody speaks to ends
+TURN = 10.0  # seconds that a study keeps a device, where there are fewer devices than studies
+LONELY = 10.0  # seconds after which an actor that no driver calls ends
 NAME = "penstock studies"
 
 
@@ -48,11 +48,11 @@ class _Driver:
     weight: float
     most: int
     seen: float
-    used: float = 0.0  # turns, for each unit of weight
+    used: float = 0.0  # turns that the driver had, per unit of weight
 
 
 class Studies:
-    """The actor. Its clock is its own."""
+    """The actor. It uses its own machine's clock."""
 
     def __init__(self) -> None:
         self._drivers: dict[str, _Driver] = {}
@@ -85,7 +85,7 @@ class Studies:
         return min((one.used for one in self._drivers.values()), default=0.0)
 
     def gone(self, name: str) -> int:
-        """A driver leaves; how many are left."""
+        """A driver leaves; gives how many are left."""
         self._spoken = time.monotonic()
         self._drivers.pop(name, None)
         self._forget(self._spoken)
@@ -125,12 +125,12 @@ class Company:
                     made = _actor().options(**named, num_cpus=0, scheduling_strategy=on_head())
                     self._actor = made.remote()
                 self._asked = self._actor.here.remote(self._name, self._weight, most, devices)
-        except Exception:  # it ended as the last study left, or its node died: another is made
+        except Exception:  # the actor ended as the last study left, or its node died: another is made
             self._actor = self._asked = None
         return devices if self._known is None else self._known
 
     def leave(self) -> bool:
-        """Leave; whether others are left."""
+        """Leave; gives whether other studies are left."""
         if self._actor is None:
             return False
         if self._ray.get(self._actor.gone.remote(self._name), timeout=FORGOTTEN) > 0:
@@ -140,7 +140,7 @@ class Company:
 
 
 def others() -> bool:
-    """Whether any study is under way, asked by a worker that has none."""
+    """Whether any study is under way; a resting worker asks this."""
     try:
         require().get_actor(NAME, namespace=NAMESPACE)
     except ValueError:

@@ -1,8 +1,9 @@
 """A worker on a Ray cluster: an actor that holds one device for as long as its study has it, and a little longer.
 
 A thread of its own trains; the actor's methods only pass orders in and events out, so that a worker answers while it
-trains. One that does not answer has hung. After its study it rests, its imports done, for the next study of the same
-program, until that comes, or another program's, or a while has passed.
+trains. A worker that does not answer has hung. After its study a worker rests: its imports are done, and the next study
+of the same program starts faster with it. The rest ends with that study, with a study of another program, or after a
+while.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from penstock.executors.serving import Order, serve
 from penstock.log.states import Folder, States
 from penstock.task import Task
 
-GLANCE = 0.5  # seconds between two looks of a resting worker whether somebody wants its device
-Told = tuple[WorkerEvent, bytes | None]  # an event, and its state's content where the driver is to keep it
+GLANCE = 0.5  # seconds after which a resting worker looks again whether a study wants its device
+Told = tuple[WorkerEvent, bytes | None]  # an event, and its state's content where the driver has to store it
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class Hello:
     device: str
     type: str
     memory: int
-    number: int | None  # of the accelerator on its node
-    shared: bool  # whether it sees the driver's states
-    labels: Mapping[str, str] = field(default_factory=dict)  # of its node
+    number: int | None  # the accelerator's number on its node
+    shared: bool  # whether the worker sees the driver's states
+    labels: Mapping[str, str] = field(default_factory=dict)  # the labels of its node
     broken: str = ""
 
 
@@ -61,13 +62,13 @@ class RayWorker:
         self._wanted = threading.Event()
 
     def begin(self, job: bytes, paths: list[str], token: str, threads: int) -> Hello:
-        """Serve a study: the first one, or another after a rest."""
+        """Serve a study: the first one, or the next one after a rest."""
         with self._turn:
             self._wanted.set()
         if self._training is not None:
             self._training.join()
             if _changed(self._made):
-                os._exit(0)  # another takes its place, with the code as it is now
+                os._exit(0)  # a new worker takes its place, with the code as it is now
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._described: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -102,9 +103,9 @@ class RayWorker:
             number=int(given[0]) if given and str(given[0]).isdigit() else None,
         )
         job: Job = cloudpickle.loads(pickled)
-        if isinstance(job.task, Task):  # functions bring what they need
+        if isinstance(job.task, Task):  # functions bring their own imports
             import torch
-            import torch._dynamo  # the first optimizer would; now all workers do so at once
+            import torch._dynamo  # the first optimizer would import it later; here all workers do so at once
 
             if found.type == "cpu":
                 torch.set_num_threads(threads)
@@ -128,7 +129,7 @@ class RayWorker:
             _free()
         except BaseException:
             traceback.print_exc()
-            os._exit(1)  # nothing of ours should come here; a worker that cannot train must not seem to
+            os._exit(1)  # this should never happen; a worker that cannot train must not seem alive
 
     def _tell(self, kind: str, value: Any) -> None:
         if kind == "described":
@@ -137,11 +138,11 @@ class RayWorker:
         state = getattr(value, "state", None)
         kept = None
         if self._held is not None and state is not None:
-            kept = self._held.written.pop(state.file, None)  # the driver has it from here on
+            kept = self._held.written.pop(state.file, None)  # from here on the driver has the state
         self._events.put((value, kept))
 
     def rest(self, seconds: float) -> None:
-        """The study is over: forget it, and wait so long for another of the same program."""
+        """The study is over: forget it, and wait ``seconds`` for another study of the same program."""
         self._orders.put(("end", None))
         self._wanted.clear()
         threading.Thread(target=self._leave, args=(seconds,), daemon=True, name="resting").start()
@@ -162,9 +163,9 @@ class RayWorker:
                 os._exit(0)
 
     def place(self, number: int, bundle: Bundle, states: Mapping[str, bytes]) -> None:
-        """Take a bundle, with the states that its trials begin with where they are not to be found.
+        """Take a bundle, with the states that its trials begin with where this worker cannot read them.
 
-        Placements are numbered, as one may come by either thread.
+        Placements are numbered, because they may arrive in either thread.
         """
         with self._turn:
             self._turn.wait_for(lambda: self._placed == number - 1)
@@ -177,7 +178,7 @@ class RayWorker:
             self._turn.notify()
 
     def place_and_listen(self, number: int, bundle: Bundle, states: Mapping[str, bytes], timeout: float) -> list[Told]:
-        """Both in one call: a trial that takes no time is told of in its answer."""
+        """Place and listen in one call: its answer already has the events of a trial that takes no time."""
         self.place(number, bundle, states)
         return self.events(timeout)
 
@@ -215,7 +216,7 @@ def _loads(library: str) -> bool:
 
 
 def _free() -> None:
-    """Give the device's memory back, where there is any."""
+    """Give the accelerator's memory back, where there is an accelerator."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -223,7 +224,7 @@ def _free() -> None:
 
 
 def _changed(since: float) -> bool:
-    """Whether code that this process has imported is not what lies there now."""
+    """Whether a file that this process has imported was changed since."""
     for module in list(sys.modules.values()):
         try:
             if os.path.getmtime(getattr(module, "__file__", None) or "") > since:

@@ -1,4 +1,4 @@
-"""The devices of a simulated cluster: which there are, and when they come and go."""
+"""The devices of a simulated cluster, and the times at which they come and go."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from penstock.seeds import key
 
 
 class Surroundings(Protocol):
-    """What devices need of the executor that has them."""
+    """The methods of the executor that its devices call."""
 
     def after(self, seconds: float, action: Callable[[Any], None], subject: Any) -> None:
-        """Let something happen later, by the clock."""
+        """Call ``action(subject)`` when ``seconds`` have passed on the clock."""
 
     def tell(self, event: DeviceAdded | DeviceLost) -> None:
         """Say that a device has come or gone."""
@@ -25,11 +25,11 @@ class Surroundings(Protocol):
         """Fail the trials on a device that is lost."""
 
     def idle(self, device: str) -> bool:
-        """Whether nothing is on a device or waits for it."""
+        """Whether no bundle is on a device or waits for it."""
 
 
 class Devices:
-    """The devices there are now. They are lost and arrive as the settings say, and come and go as is requested."""
+    """The devices present now. The settings say when devices are lost and arrive; requests add and remove them too."""
 
     def __init__(self, settings: Simulated, around: Surroundings) -> None:
         self._settings, self._around = settings, around
@@ -37,9 +37,9 @@ class Devices:
         self.listed = list(self.there.values())
         self.known = {*self.there, *(device.name for _, device in settings.arrivals)}
         self._comings: dict[str, int] = {}  # how often each device came, where losses are drawn
-        self._wanted = 0  # how many are of use
-        self._coming = 0  # how many are on their way because they were requested
-        self._requested = 0  # how many have been, in all
+        self._wanted = 0  # how many devices are of use
+        self._coming = 0  # how many requested devices are on their way
+        self._requested = 0  # how many devices were requested in all
         for device in self.listed:
             self._await_loss(device)
         for when, name in settings.losses:
@@ -48,7 +48,7 @@ class Devices:
             around.after(when + settings.provision, self._add, device)
 
     def request(self, wanted: Sequence[Request]) -> None:
-        """Devices come ``provision`` seconds later, and idle ones that are of no use go."""
+        """Devices that are missing come ``provision`` seconds later; idle devices beyond the requests go at once."""
         if self._settings.most is None:
             return
         self._wanted = min(self._settings.most, max(1, sum(one.count for one in wanted)))
@@ -63,7 +63,7 @@ class Devices:
                 self._remove(device.name)
 
     def lose(self, name: str) -> None:
-        """A device goes, whatever is on it."""
+        """Take a device away; trials on it fail."""
         device = self._remove(name)
         if device is not None:
             self._around.abandon(name)

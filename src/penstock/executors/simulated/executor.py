@@ -21,19 +21,20 @@ from penstock.training.runs.base import explain
 from penstock.training.worker import Worker
 from penstock.trial import Config, Report
 
-ANY_PARTS = 2**20  # the batch size of a table's trial, which can be divided among any number of devices
+ANY_PARTS = 2**20  # the batch size of a tabulated trial: so large that it can be divided among any number of devices
 
 
 class SimulatedExecutor(Executor):
     """Trials that are looked up, or really trained one by one, while ``wait`` moves the clock from event to event.
 
     A unit takes the seconds it takes alone × the curve at its share ÷ the speed of its device. p trials on a device
-    have 1/p of it each; when one enters or leaves, the others keep what they have of their unit and go on at another
-    pace. Trials enter a bundle at once and leave it at the end of a unit: one whose unit begins in this instant
-    leaves in it. There is one bundle on a device: another one that is placed there waits until the first has left.
+    have 1/p of it each. When one enters or leaves, the others keep the part of their unit that is done and go on at
+    another pace. Trials enter a bundle at once and leave it at the end of a unit; a trial whose unit begins in this
+    instant leaves in this instant. There is one bundle on a device: another bundle that is placed there waits until the
+    first has left.
 
-    A fused bundle whose size is not known measures what sharing costs, and a distributed one that is told to what
-    spreading does, as workers do: at once, and for no time.
+    A fused bundle whose size is not known measures the cost of sharing, as a worker does. A distributed bundle that is
+    told to measures the gain of spreading. Both measurements happen at once and take no time.
     """
 
     virtual = True
@@ -46,16 +47,16 @@ class SimulatedExecutor(Executor):
             self.modes |= {"processes"}
         self.flexible = self.scales = settings.most is not None
         self._now, self._woken = settings.opening, False
-        self._urgent = False  # something was measured: bundles may change before they begin
+        self._urgent = False  # a measurement was made: the engine may change bundles before they begin
         self._heap: list[tuple[float, int, Callable[[Any], None], Any, int]] = []
         self._counter = count()
         self._events: list[ExecutorEvent] = []
-        self._on: dict[str, Run] = {}  # by device
-        self._next: dict[str, Run] = {}  # what waits for it
+        self._on: dict[str, Run] = {}  # the bundle on each device
+        self._next: dict[str, Run] = {}  # the bundle that waits for each device
         self._ended: dict[int, int] = {}  # the last attempt of each trial that has left
-        self._unpaced: dict[Run, None] = {}  # whose number of trials has changed in this instant
+        self._unpaced: dict[Run, None] = {}  # bundles whose number of trials has changed in this instant
         self._worker: Worker | None = None
-        self._signatures: dict[str, str] = {}  # of configs that really train
+        self._signatures: dict[str, str] = {}  # signatures of configs that really train
         self._devices = Devices(settings, self)
 
     def devices(self) -> Sequence[Device]:
@@ -88,7 +89,7 @@ class SimulatedExecutor(Executor):
         except Exception:
             if train:
                 raise
-            return Description()  # it says what is wrong with it when it runs
+            return Description()  # the trial raises this error again when it runs
         return Description(tuple(table.metrics), table.bytes, signature=table.signature, batch_size=ANY_PARTS)
 
     # The clock
@@ -132,21 +133,21 @@ class SimulatedExecutor(Executor):
         heappush(self._heap, (when, next(self._counter), action, subject, version))
 
     def _say(self, event: ExecutorEvent) -> None:
-        """Tell something in the next ``wait``, at this instant."""
+        """Give an event to the next ``wait``, at this instant."""
         self._at(self._now, lambda said: self._events.append(said), event)
 
-    # What devices need
+    # Methods that the devices call (`Surroundings`)
 
     def after(self, seconds: float, action: Callable[[Any], None], subject: Any) -> None:
-        """Let something happen later."""
+        """Call ``action(subject)`` when ``seconds`` have passed on the clock."""
         self._at(self._now + seconds, action, subject)
 
     def tell(self, event: ExecutorEvent) -> None:
-        """Say something in this instant."""
+        """Add an event in this instant."""
         self._events.append(event)
 
     def idle(self, device: str) -> bool:
-        """Whether nothing is on a device or waits for it."""
+        """Whether no bundle is on a device or waits for it."""
         return device not in self._on and device not in self._next
 
     def abandon(self, device: str) -> None:
@@ -192,7 +193,7 @@ class SimulatedExecutor(Executor):
             self._settle(run)
 
     def _entering(self, bundle: Bundle, ours: Run | None) -> dict[tuple[int, int], tuple[Placement, Source, Curve]]:
-        """Those that are new here, ready to begin; a declaration may still name those that have left."""
+        """The trials that are new here, ready to begin; a declaration may still name trials that have left."""
         entering = {}
         first = self._devices.there.get(bundle.devices[0])
         for placement in bundle.placements:
@@ -206,21 +207,21 @@ class SimulatedExecutor(Executor):
                     source, curve = self._source(placement)
                     entering[who] = placement, source, curve or self._settings.curve_of(source.signature, first)
                 except PenstockError:
-                    raise  # a simulation that is set up wrong
+                    raise  # the simulation is set up wrong
                 except Exception as error:
                     self._ended[placement.trial] = placement.attempt
                     self._say(Failed(*who, explain(error)))
         return entering
 
     def _source(self, placement: Placement) -> tuple[Source, Curve | None]:
-        """What gives a trial's units, and its own curve where it has one."""
+        """The source of a trial's units, and the trial's own curve where it has one."""
         task, settings, config = self._job.task, self._settings, placement.config
         if isinstance(task, TabulatedTask):
             table = task.look_up(config)
             return Lookup(placement, table, self._job.states, settings.saving_every), table.curve
         worker = self._base()
         if isinstance(task, Task) and repr(config) not in self._signatures:
-            self.describe([config], train=False)  # the worker has the data then, which its copies share
+            self.describe([config], train=False)  # makes the worker load the data, which its copies share
         signature, seconds = self._signatures.get(repr(config), ""), settings.unit_seconds
         if isinstance(seconds, Mapping):
             seconds = seconds.get(signature)
@@ -258,7 +259,7 @@ class SimulatedExecutor(Executor):
             self._vacate(run)
 
     def _turn_away(self, run: Run, who: tuple[int, int]) -> None:
-        """It goes before it began: there is nothing to save."""
+        """Stop a trial that has not begun: there is no new state to save."""
         placement, source, _ = run.coming.pop(who)
         source.close()
         self._ended[placement.trial] = placement.attempt
@@ -276,7 +277,7 @@ class SimulatedExecutor(Executor):
         if self._on.get(run.devices[0]) is not run or (run.members and not run.together):
             return
         for who, (placement, source, curve) in run.coming.items():
-            if placement.attempt > self._ended.get(placement.trial, -1):  # it may have left a bundle before this one
+            if placement.attempt > self._ended.get(placement.trial, -1):  # the trial may have left in the meantime
                 member = run.members[who] = Member(placement, source, curve, run, self._now)
                 self._at(self._now + self._settings.start, self._begin, member, 0)
         run.coming.clear()
@@ -328,7 +329,7 @@ class SimulatedExecutor(Executor):
         heappush(self._heap, (now + left * member.pace, next(self._counter), self._end, member, member.version))
 
     def _end(self, member: Member) -> None:
-        """The end of a unit, or of writing the state that goes with its report."""
+        """End a unit, or the writing of the state that goes with its report."""
         source, settings = member.source, self._settings
         if settings.save and member.phase == "training" and settings.saves(source.unit + 1, member.budget):
             member.phase = "saving"
@@ -380,7 +381,7 @@ class SimulatedExecutor(Executor):
         self._unpaced.clear()
 
     def _measure(self, run: Run) -> None:
-        """Tell what a worker would find out on the first steps of a bundle."""
+        """Make the measurement that a worker would make on the first steps of a bundle."""
         if self._on.get(run.devices[0]) is not run or not run.members:
             return
         first, device = next(iter(run.members.values())), run.devices[0]

@@ -1,4 +1,4 @@
-"""A trial in simulation: where its units come from, and where it stands on the virtual clock."""
+"""A trial in simulation: the source of its units, and its position on the virtual clock."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ Phase = Literal["starting", "training", "saving", "stopping"]
 
 
 class Source(ABC):
-    """What gives a trial's units. Nothing of a unit is trained before its end, except where its seconds need it."""
+    """The source of a trial's units. A unit is trained at its end, or earlier where only training tells its seconds."""
 
     unit: int
-    """How many units it has behind it."""
+    """How many units the trial has behind it."""
     signature: str = ""
-    """What its trial shares with those it can be fused with, where the source knows."""
+    """The trial's signature, where the source knows it."""
     ahead: bool = False
     """Whether the unit that has begun is trained already: then the trial can leave only after it."""
 
     @abstractmethod
     def seconds(self) -> float:
-        """What the unit that begins now takes, alone on a device of speed 1."""
+        """The seconds of the unit that begins now, alone on a device of speed 1."""
 
     @abstractmethod
     def end(self, budget: int, device_seconds: float) -> Ended:
-        """What the trial says at the end of the unit; a report at the budget has a state."""
+        """The trial's event at the end of the unit; a report at the budget has a state."""
 
     @abstractmethod
     def leave(self) -> Stopped:
@@ -50,7 +50,7 @@ class Source(ABC):
 
     @abstractmethod
     def extend(self, budget: int) -> None:
-        """Refuse a budget that it cannot give."""
+        """Refuse a budget that the trial cannot reach."""
 
     @abstractmethod
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Source(ABC):
 
 
 class Lookup(Source):
-    """Units that stand in a table. A state is a file of a few bytes, which only the trial's position is read from."""
+    """Units from a table. A state is a file of a few bytes, which holds only the trial's position."""
 
     def __init__(self, placement: Placement, table: Tabulated, states: States, saving_every: int) -> None:
         self.trial, self.attempt = placement.trial, placement.attempt
@@ -94,7 +94,7 @@ class Lookup(Source):
         return Stopped(self.trial, self.attempt, self.state if self.unit == at else self._save())
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to do: no file is open."""
 
     def _save(self) -> StateRef:
         name = f"{self.trial:06d}-{self.attempt}-{self.unit}.pt"
@@ -105,9 +105,9 @@ class Lookup(Source):
 
 
 class Trained(Source):
-    """Units that a worker of the trial's own really trains, in turns with the others of this process.
+    """Units that are really trained. The trials of this process take turns, and each has a worker of its own.
 
-    Its worker is a copy of an idle one, with which it shares what that has: the data, and the trials that are warm.
+    That worker is a copy of an idle one, and shares with it the data and the trials that are warm.
     """
 
     def __init__(self, placement: Placement, worker: Worker, unit_seconds: float | None, signature: str) -> None:
@@ -143,11 +143,11 @@ class Trained(Source):
         self._worker.place(self._bundle())
         with self._turn():
             stopped = self._worker.advance()
-        assert isinstance(stopped, Stopped)  # it stood at the end of a unit
+        assert isinstance(stopped, Stopped)  # the trial stood at the end of a unit
         return stopped
 
     def extend(self, budget: int) -> None:
-        """Any budget can be trained to."""
+        """Nothing to refuse: any budget can be reached by training."""
 
     def close(self) -> None:
         self._worker.close()
@@ -158,7 +158,7 @@ class Trained(Source):
                 self._worker.place(self._bundle(self.budget))
                 self._began = True
             while True:
-                self._worker.save_with_reports_alone()  # states in between would go by the real clock
+                self._worker.save_with_reports_alone()  # the real clock decides when other states are saved
                 event = self._worker.advance()
                 if event is not None:
                     assert isinstance(event, Ended)
@@ -170,7 +170,7 @@ class Trained(Source):
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """The global random generators are the trial's own for a while: others draw from them in between."""
+        """Give the global random generators the trial's own states for its turn: other trials draw from them too."""
         with own_randomness():
             if self._random is not None:
                 set_random_state(self._random)
@@ -179,7 +179,7 @@ class Trained(Source):
 
 
 class Member:
-    """A trial of a bundle. It is in it from its placement until it says that it has left."""
+    """A trial of a bundle, from its placement until the event that says it has left."""
 
     __slots__ = (
         "began",
@@ -202,15 +202,16 @@ class Member:
         self.placement, self.source, self.curve, self.run = placement, source, curve, run
         self.budget, self.leaving = placement.budget, False
         self.phase: Phase = "starting"
-        self.pace = self.share = 1.0  # seconds on the clock of a second of its own, and what it has of its devices
-        self.left = 0.0  # of its unit, in seconds of its own, when `since` was now
-        self.used = 0.0  # device seconds from its last report until then
-        self.since = self.began = now  # `began`: the unit
-        self.version = 0  # what was to happen to an older one does not
+        # `pace`: seconds on the clock for a second of the trial alone on a device of speed 1. `share`: of its devices.
+        self.pace = self.share = 1.0
+        self.left = 0.0  # seconds of its unit that were left at `since`, as if alone on a device of speed 1
+        self.used = 0.0  # device seconds from its last report until `since`
+        self.since = self.began = now  # when `left` and `used` were last computed, and when its unit began
+        self.version = 0  # scheduled actions of an older version are passed over
 
 
 class Run:
-    """A bundle: on its devices, or waiting for others to leave them."""
+    """A bundle on its devices, or waiting for other bundles to leave them."""
 
     __slots__ = ("coming", "devices", "measure", "members", "mode", "name", "size", "speed")
 
@@ -229,7 +230,7 @@ class Run:
 
 
 def pace(member: Member, settings: Simulated) -> tuple[float, float]:
-    """The seconds on the clock of a second of a trial's own, and its share of all its devices together."""
+    """The seconds on the clock for a second of a trial alone, and its share of all its devices together."""
     curve, run = member.curve, member.run
     if settings.fixed_shares:
         return curve.at(member.placement.share) / run.speed, member.placement.share
@@ -239,7 +240,7 @@ def pace(member: Member, settings: Simulated) -> tuple[float, float]:
 
 
 def _turns(member: Member) -> float:
-    """A curve is that of trials of one signature; those of several take turns."""
+    """How much slower a trial is beside the others: each signature has its own curve, and signatures take turns."""
     there = member.run.members.values()
     curves = {one.source.signature: one.curve for one in (*there, member)}
     counts = Counter(one.source.signature for one in there)
@@ -247,7 +248,7 @@ def _turns(member: Member) -> float:
 
 
 def shared(member: Member, device: str) -> Measured:
-    """What sharing a device costs a trial's like in truth."""
+    """The true cost of sharing a device, as a measurement of the trial's signature."""
     curve, unit = member.curve, member.source.seconds() / member.run.speed
     table = {count: unit * curve.at(1 / count) for count in doublings(curve.most)}
     size = best_size(table, curve.most)
@@ -255,7 +256,7 @@ def shared(member: Member, device: str) -> Measured:
 
 
 def spread(member: Member, device: str) -> Measured:
-    """What several devices give a trial's like in truth, as far as it has them."""
+    """The true gain of several devices, up to as many as the trial has, as a measurement of its signature."""
     curve, unit = member.curve, member.source.seconds() / member.run.speed
     table = {count: unit * curve.at(min(count, curve.widest)) for count in doublings(len(member.run.devices))}
     best = min(table, key=lambda count: (table[count], count))

@@ -1,4 +1,4 @@
-"""What is simulated: the devices, what they cost in time, and when they come and go."""
+"""The settings of a simulation: its devices, the times that they take, and when devices come and go."""
 
 from __future__ import annotations
 
@@ -15,40 +15,43 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Simulated:
-    """Where a study runs on a virtual clock: ``study.run(on=Simulated(devices=64))``.
+    """A cluster on a virtual clock: ``study.run(on=Simulated(devices=64))``.
 
-    Trials of a ``TabulatedTask`` are looked up. Those of any other task really train, one after the other in this
+    Trials of a ``TabulatedTask`` are looked up. Trials of any other task really train, one after the other in this
     process, and only their time is simulated.
 
     >>> [device.name for device in Simulated(devices=3, per_node=2).cluster()]
     ['node 0/device 0', 'node 0/device 1', 'node 1/device 0']
 
     Args:
-        devices: how many, or the devices themselves.
-        per_node: devices of a node, where ``devices`` is a number; so are ``type`` and ``memory`` (bytes) theirs.
-        curve: what sharing and spreading do to a unit's time, truly; that of a table goes before it. Beyond its end it
-            goes on by its last ratio. Where it has one entry alone, p trials take p times as long, and more devices
-            gain nothing.
-        curves: those of trials of one signature on a device type, by both, which go before ``curve``; where there are
+        devices: the number of devices, or the devices themselves.
+        per_node: devices of a node, where ``devices`` is a number.
+        type: the type of each device, where ``devices`` is a number.
+        memory: the bytes of each device, where ``devices`` is a number.
+        curve: the true effect of sharing and spreading on a unit's time; a table's own curve goes before it. Beyond its
+            end it goes on by its last ratio. Where it has only one entry, p trials take p times as long, and more
+            devices gain nothing.
+        curves: the curves of single signatures, by (signature, device type); they go before ``curve``. Where there are
             any, trials of several signatures on a device take turns.
-        speeds: how many times as fast a device type is; 1 where nothing is said.
+        speeds: how many times as fast a device type is; 1 for a type that is not named.
         opening: seconds that have passed when the first trial can be placed.
         start: seconds from a trial's placement until its first unit begins.
-        stop: seconds from the end of the unit after which a trial leaves until it has left, its state saved.
-        save: seconds by which a report with a state comes later.
-        saving_every: a tabulated trial saves after this many units too; 0: at its budget and when it leaves alone.
+        stop: seconds that a trial takes to leave after its last unit, in which its state is saved.
+        save: seconds by which saving a state delays the report that it goes with.
+        saving_every: a tabulated trial also saves after this many units. With 0 it saves only at its budget and when it
+            leaves.
         provision: seconds before a device that arrives is there.
-        losses: when devices are lost: (seconds, name).
-        arrivals: when devices are asked for, which are there ``provision`` seconds later: (seconds, device).
-        loss_rate: losses of a device an hour besides, drawn from ``seed``.
+        losses: the times at which devices are lost: (seconds, name).
+        arrivals: the times at which devices are asked for: (seconds, device); each comes ``provision`` seconds later.
+        loss_rate: further losses of each device an hour, drawn from ``seed``.
         returns: whether a lost device comes back after ``provision`` seconds.
-        seed: what the losses are drawn from.
-        most: devices that there can be at most: a study that could use more than there are is given them ``provision``
-            seconds later, and devices that it cannot use go. None: there are always as many.
+        seed: the seed of those draws.
+        most: the most devices that there can be. A study that can use more devices than there are gets them
+            ``provision`` seconds later, and devices that it cannot use go. With None the number does not change.
         processes: whether unlike trials may share a device, in processes of their own; no real executor can yet.
-        fixed_shares: every trial has the time of its placement's share, whoever else is there.
-        unit_seconds: of a task that really trains, alone on a device of speed 1, or those of each signature; None:
-            what a trial's first unit really took, and then no two runs are the same.
+        fixed_shares: every trial has the time of its placement's share, whatever other trials are there.
+        unit_seconds: the seconds of a unit of a task that really trains, alone on a device of speed 1; one number, or
+            one by signature. With None they are the real seconds of a trial's first unit, so two runs differ.
     """
 
     devices: int | Sequence[Device]
@@ -93,18 +96,18 @@ class Simulated:
         self._check_names()
 
     def cluster(self) -> list[Device]:
-        """The devices there are at first."""
+        """The devices that are there at first."""
         if not isinstance(self.devices, int):
             return list(self.devices)
         places = [divmod(i, self.per_node) for i in range(self.devices)]
         return [Device(f"node {n}/device {i}", self.type, self.memory, f"node {n}") for n, i in places]
 
     def curve_of(self, signature: str, device: Device | None) -> Curve:
-        """What is true of a signature's trials on a device."""
+        """The true curve of a signature's trials on a device."""
         return self.curve if device is None else self.curves.get((signature, device.type), self.curve)
 
     def spare(self, number: int) -> Device:
-        """The device that comes as the ``number``-th of those that were asked for."""
+        """The ``number``-th device that comes on request."""
         return replace(self.cluster()[0], name=f"spare {number}", node=f"spare node {number // self.per_node}")
 
     def saves(self, unit: int, budget: int) -> bool:
@@ -112,7 +115,7 @@ class Simulated:
         return unit >= budget or (self.saving_every > 0 and unit % self.saving_every == 0)
 
     def _check_names(self) -> None:
-        """No device is there twice or lost when it is not there; of several in one instant, losses come first."""
+        """Refuse a device that is there twice, or lost when it is not there; losses come first in an instant."""
         cluster = [device.name for device in self.cluster()]
         if not cluster:
             raise StudyError("Expected at least one device, got devices=[]: give a number, or the devices.")
@@ -132,7 +135,7 @@ class Simulated:
                 raise StudyError(f"Expected losses of devices that are there, but {name!r} is not at {when:g} seconds.")
             if comes:
                 there.add(name)
-            elif not self.returns:  # else it is lost for a while alone
+            elif not self.returns:  # with returns=True the device comes back
                 there.remove(name)
 
 
