@@ -80,7 +80,13 @@ def test_where_nothing_is_measured_the_longest_go_first_and_of_equals_who_asked_
     made = waterfill(empty(cluster(2)), demands(trials(1, 5, 5, 9)), UNKNOWN)
     assert [(one.trial, one.share) for one in made] == [(3, 1), (1, 1)]
     made = waterfill(empty(cluster(3)), demands(trials(1, 5, 9, 5, 5)), UNKNOWN)
-    assert [(one.trial, one.share) for one in made] == [(0, 1), (1, 1), (2, 1)], "which ends as soon"
+    assert [(one.trial, one.share) for one in made] == [(2, 1), (1, 1), (3, 1)]
+
+
+def test_where_first_come_first_served_ends_sooner_it_is_begun() -> None:
+    some = trials(2, 3, 2, 3, 2)
+    assert [one.trial for one in waterfill(empty(cluster(2)), demands(some), UNKNOWN)] == [0, 1]
+    assert simulate(waterfill, some, 2, Curve()).makespan == 6, "and 7 where the longest go first"
 
 
 def test_sharing_that_saves_nothing_is_not_done() -> None:
