@@ -333,10 +333,11 @@ def test_where_a_target_is_to_be_reached_the_longest_grant_goes_first() -> None:
 
 def test_trials_whose_seconds_were_not_seen_overtake_nobody_of_their_rung() -> None:
     kinds = Speed(lambda trial: 1.0 + trial % 2, lambda trial: Curve())
-    made = waterfill(empty(cluster(2)), rung(0, "a", 9, 5), kinds)
+    waiting = [replace(one, signature=f"kind {one.trial % 2}") for one in rung(0, "a", 9, 5)]
+    made = waterfill(empty(cluster(2)), waiting, kinds)
     assert [one.trial for one in made] == [0, 1], "though those of odd numbers are of a slower kind"
-    trained = [replace(demand, position=(1, 0)) for demand in rung(0, "a", 3, 5)]
-    assert {one.trial for one in waterfill(empty(cluster(2)), trained[::-1], kinds)} >= {1}
+    trained = [replace(one, position=(1, 0)) for one in waiting]
+    assert [one.trial for one in waterfill(empty(cluster(2)), trained, kinds)] == [1, 3]
 
 
 def test_a_trial_whose_seconds_were_not_seen_has_a_device_of_its_own_where_there_are_enough() -> None:

@@ -121,8 +121,8 @@ class Space:
         heap, passed, found = self._emptiest[joins], list[tuple[float, int, str]](), None
         while heap and -heap[0][0] >= share - FULL:
             entry = heap[0]
-            left, current = self.room[entry[2]], self._joins(entry[2]) == joins
-            if left.share == -entry[0] and current:
+            left = self.room[entry[2]]
+            if left.share == -entry[0] and self._joins(entry[2]) == joins:
                 if left.bytes >= bytes:
                     found = entry[2]
                     break
@@ -235,9 +235,11 @@ def largest_remainder(total: int, weights: Mapping[K, float]) -> dict[K, int]:
 
 def refuse_impossible(view: View, demands: Iterable[Demand]) -> None:
     """Raise for what can never run: trials without devices, or with more bytes than any device has."""
-    largest = max((device.memory for device in view.devices.values()), default=None)
+    largest = -1
     for demand in demands:
-        if largest is None:
+        if largest < 0:  # many devices are looked at only where there is a trial to refuse
+            largest = max((device.memory for device in view.devices.values()), default=-1)
+        if largest < 0:
             raise StudyError(
                 f"trial {demand.trial} waits on a cluster of no devices: at least one is needed; add a device, or run "
                 "the study where there is one"

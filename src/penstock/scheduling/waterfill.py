@@ -131,7 +131,9 @@ def _fill_up(
 
     def order(demand: Demand) -> tuple[float, ...]:
         runtime = trials[demand.trial].runtime
-        after = sum(rung.units for rung in demand.later) * speed.unit(demand.trial) if goal == "end" else 0.0
+        after = 0.0
+        if demand.later and goal == "end":
+            after = sum(rung.units for rung in demand.later) * speed.unit(demand.trial)
         return -demand.priority, -runtime - after, -runtime, demand.asked, demand.trial
 
     for demand in sorted(demands, key=order):

@@ -42,11 +42,12 @@ def look_ahead(view: View, demands: Sequence[Demand], speed: Speed) -> list[Assi
     demands = [demand for demand in demands if demand.trial in able]
     best = Search(scene.site, scene.jobs).best()
     made, least = scene.now(best.plan), best.plan.makespan
-    fluids = dynamic_fluid(view, demands, speed)
-    for deadline in dict.fromkeys((math.inf, best.policy.deadline)):
-        plan = _begin(scene, fluids, deadline, speed)
-        if plan.makespan < least * (1 - BETTER):
-            made, least = fluids, plan.makespan
+    if any(len(job.options) > 1 for job in scene.jobs):  # where nothing can be shared or spread, Fluid has no say
+        fluids = dynamic_fluid(view, demands, speed)
+        for deadline in dict.fromkeys((math.inf, best.policy.deadline)):
+            plan = _begin(scene, fluids, deadline, speed)
+            if plan.makespan < least * (1 - BETTER):
+                made, least = fluids, plan.makespan
     if view.goal == "end":
         plan = follow(scene.site, scene.jobs, Policy(solo=True))
         if plan.makespan <= least * (1 - WORTH):

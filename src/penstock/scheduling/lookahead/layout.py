@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -306,13 +306,15 @@ def _slowest(trials: int) -> float:
 def _guesses(demands: Collection[Demand], speed: Speed) -> dict[float, float]:
     """What to order trials by whose seconds a unit were not seen: their mean, by the seconds that are assumed of each.
 
-    Seconds that several trials share before any of them has trained are the mean of their kind. That is good enough to
-    plan with, and no reason to have one of them overtake another.
+    Seconds that all trials of a signature share before they have trained are the mean of their kind. That is good
+    enough to plan with, and no reason to have one of them overtake another.
     """
-    units = Counter(speed.unit(demand.trial) for demand in demands if demand.position == (0, 0))
-    shared = {unit: count for unit, count in units.items() if count > 1}
-    mean = sum(unit * count for unit, count in shared.items()) / max(1, sum(shared.values()))
-    return dict.fromkeys(shared, mean)
+    kinds: defaultdict[str, list[float]] = defaultdict(list)
+    for demand in demands:
+        if demand.position == (0, 0):
+            kinds[demand.signature].append(speed.unit(demand.trial))
+    shared = [unit for units in kinds.values() if len({*units}) == 1 for unit in units]
+    return dict.fromkeys(shared, sum(shared) / max(1, len(shared)))
 
 
 def _rungs(members: Mapping[str, Sequence[Demand]], ahead: int) -> int:
