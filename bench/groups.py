@@ -220,7 +220,7 @@ def decision() -> list[Row]:
     rows: list[Row] = []
     devices = {f"gpu {i}": Device(f"gpu {i}", "simulated", 80, f"node {i // 8}") for i in range(1000)}
     rng = random.Random(0)
-    demands = {i: Demand(i, "a", rng.randint(5, 100), i) for i in range(100_000)}
+    demands = {i: Demand(i, "a", rng.randint(5, 100), i, signature="alike") for i in range(100_000)}
     few = {i: demands[i] for i in range(10_000)}
     idle = View(devices, {}, room(devices, []))
     held = {-i: Holding(Demand(-i, "a", 5), Assignment(-i, (f"gpu {i}",))) for i in range(1, 1000)}

@@ -80,7 +80,13 @@ def test_where_nothing_is_measured_the_longest_go_first_and_of_equals_who_asked_
     made = waterfill(empty(cluster(2)), demands(trials(1, 5, 5, 9)), UNKNOWN)
     assert [(one.trial, one.share) for one in made] == [(3, 1), (1, 1)]
     made = waterfill(empty(cluster(3)), demands(trials(1, 5, 9, 5, 5)), UNKNOWN)
-    assert [(one.trial, one.share) for one in made] == [(0, 1), (1, 1), (2, 1)], "which ends as soon"
+    assert [(one.trial, one.share) for one in made] == [(2, 1), (1, 1), (3, 1)]
+
+
+def test_where_first_come_first_served_ends_sooner_it_is_begun() -> None:
+    some = trials(2, 3, 2, 3, 2)
+    assert [one.trial for one in waterfill(empty(cluster(2)), demands(some), UNKNOWN)] == [0, 1]
+    assert simulate(waterfill, some, 2, Curve()).makespan == 6, "and 7 where the longest go first"
 
 
 def test_sharing_that_saves_nothing_is_not_done() -> None:
@@ -327,10 +333,11 @@ def test_where_a_target_is_to_be_reached_the_longest_grant_goes_first() -> None:
 
 def test_trials_whose_seconds_were_not_seen_overtake_nobody_of_their_rung() -> None:
     kinds = Speed(lambda trial: 1.0 + trial % 2, lambda trial: Curve())
-    made = waterfill(empty(cluster(2)), rung(0, "a", 9, 5), kinds)
+    waiting = [replace(one, signature=f"kind {one.trial % 2}") for one in rung(0, "a", 9, 5)]
+    made = waterfill(empty(cluster(2)), waiting, kinds)
     assert [one.trial for one in made] == [0, 1], "though those of odd numbers are of a slower kind"
-    trained = [replace(demand, position=(1, 0)) for demand in rung(0, "a", 3, 5)]
-    assert {one.trial for one in waterfill(empty(cluster(2)), trained[::-1], kinds)} >= {1}
+    trained = [replace(one, position=(1, 0)) for one in waiting]
+    assert [one.trial for one in waterfill(empty(cluster(2)), trained, kinds)] == [1, 3]
 
 
 def test_a_trial_whose_seconds_were_not_seen_has_a_device_of_its_own_where_there_are_enough() -> None:

@@ -28,8 +28,7 @@ def waterfill(view: View, demands: Collection[Demand], speed: Speed) -> list[Ass
     """Give every trial the least that lets all end by the earliest time possible, and start the trials that start now.
 
     - Trials on few devices are planned to their end, and so are the rungs that follow them: shares and an order are
-      laid out in time, fifo's next move and Fluid's are among those that are tried, and what ends first is begun. Where
-      fifo's ends as soon, it is fifo's.
+      laid out in time, fifo's next move and Fluid's are among those that are tried, and what ends first is begun.
     - Many are given what the level of the water says: the least area by the time at which all areas fit.
     - Of a group that others follow each trial has the share that wastes least: then most are done in a time.
     - Of far more than fit, only the first few times as many as fit are looked at.
@@ -134,7 +133,9 @@ def _fill_up(
 
     def order(demand: Demand) -> tuple[float, ...]:
         runtime = trials[demand.trial].runtime
-        after = sum(rung.units for rung in demand.later) * speed.unit(demand.trial) if goal == "end" else 0.0
+        after = 0.0
+        if demand.later and goal == "end":
+            after = sum(rung.units for rung in demand.later) * speed.unit(demand.trial)
         return -demand.priority, -runtime - after, -runtime, demand.asked, demand.trial
 
     for demand in sorted(demands, key=order):

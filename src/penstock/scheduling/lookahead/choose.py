@@ -28,7 +28,7 @@ MOVERS = (1, 2, 4, 16)  # how many of the last to end are planned anew together
 NEAR = 40  # trials of rungs to come that are looked at before trials are moved
 PART = 0.2  # of a search, for each of these
 SOONER = 0.01  # by which trials must end sooner on the average for a move that does not make the last one do so
-WORTH = 1e-6  # by which a plan must end sooner than fifo's to be begun: what is as good is not worth overtaking
+WORTH = 0.003  # by which fifo's plan must end sooner to be begun: a difference so small is in the guesses
 
 
 def look_ahead(view: View, demands: Sequence[Demand], speed: Speed) -> list[Assignment]:
@@ -42,14 +42,15 @@ def look_ahead(view: View, demands: Sequence[Demand], speed: Speed) -> list[Assi
     demands = [demand for demand in demands if demand.trial in able]
     best = Search(scene.site, scene.jobs).best()
     made, least = scene.now(best.plan), best.plan.makespan
-    fluids = dynamic_fluid(view, demands, speed)
-    for deadline in dict.fromkeys((math.inf, best.policy.deadline)):
-        plan = _begin(scene, fluids, deadline, speed)
-        if plan.makespan < least * (1 - BETTER):
-            made, least = fluids, plan.makespan
+    if any(len(job.options) > 1 for job in scene.jobs):  # where nothing can be shared or spread, Fluid has no say
+        fluids = dynamic_fluid(view, demands, speed)
+        for deadline in dict.fromkeys((math.inf, best.policy.deadline)):
+            plan = _begin(scene, fluids, deadline, speed)
+            if plan.makespan < least * (1 - BETTER):
+                made, least = fluids, plan.makespan
     if view.goal == "end":
         plan = follow(scene.site, scene.jobs, Policy(solo=True))
-        if plan.makespan * (1 - WORTH) <= least:
+        if plan.makespan <= least * (1 - WORTH):
             made = fifo(view, sorted(demands, key=lambda demand: -demand.priority), speed)
     return _together(view, made, demands)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,6 +16,8 @@ from penstock.speed.model import Speed
 
 LAST = 1 << 60
 """When trials of later rungs ask: after all that wait now."""
+SLOWER = 0.5
+"""By how much of the mean the slowest of twice as many trials is slower: units in LCBench differ that much."""
 AHEAD = 100
 """Trials of rungs to come that are looked at."""
 
@@ -58,8 +60,8 @@ class Job:
     """A trial to plan: its runtime on a device of its own, and what it can be given, narrowest first.
 
     ``crew`` is the place of its group in the list of those. ``after`` are the seconds that the group's later rungs take
-    at least, if they have all devices, and ``left`` are those with its own rung's: the larger, the sooner it should
-    start. ``rank`` is the runtime that it is ordered by.
+    at least, if they have all devices, and ``left`` are those with its own rung's, if some are slow: the larger, the
+    sooner it should start. ``rank`` is the runtime that it is ordered by.
     """
 
     trial: int
@@ -258,18 +260,19 @@ class Scene:
             return Crew(len(ours))
         units = [self.speed.unit(one.trial) for one in ours]
         unit = sum(units) / len(ours)
-        crew, rungs, after = self._crews[ours[0].group], list[tuple[Job, ...]](), 0.0
+        crew, rungs, after, left = self._crews[ours[0].group], list[tuple[Job, ...]](), 0.0, 0.0
         like = [(id(self.speed.curve(one.trial)), one.signature, one.bytes) for one in ours]
         first = dict(reversed(list(zip(like, ours, strict=True))))
         for place, rung in reversed(list(enumerate(ours[0].later))):
             runtime = rung.units * unit
-            left = after + self._least(ours[0], runtime, rung.trials * runtime)
+            left += self._least(ours[0], runtime * _slowest(rung.trials), rung.trials * runtime)
             if place < most:
                 jobs = {kind: self._follower(one, crew, runtime, unit, after, left) for kind, one in first.items()}
                 rungs.append(tuple([jobs[like[i % len(like)]] for i in range(rung.trials)]))
-            after = left
+            after += self._least(ours[0], runtime, rung.trials * runtime)
         runtimes = [one.units * seconds for one, seconds in zip(ours, units, strict=True)]
-        left = after + self._least(ours[0], max(runtimes), sum(runtimes))
+        unseen = sum(one.position == (0, 0) for one in ours)
+        left += self._least(ours[0], max(runtimes) * _slowest(unseen), sum(runtimes))
         return Crew(len(ours), tuple(reversed(rungs)), after, left)
 
     def _least(self, one: Demand, longest: float, runtimes: float) -> float:
@@ -291,16 +294,27 @@ class Scene:
         return max((b for left, b in zip(free, bytes, strict=True) if left > 1 - FULL), default=-1)
 
 
+def _slowest(trials: int) -> float:
+    """How many times as long as the mean the slowest of trials takes whose seconds were not seen, as a rule.
+
+    Of two brackets with as many units to go one after another, the one that trains many trials far has more left: any
+    of them may be a slow one.
+    """
+    return 1 + SLOWER * math.log2(max(1, trials))
+
+
 def _guesses(demands: Collection[Demand], speed: Speed) -> dict[float, float]:
     """What to order trials by whose seconds a unit were not seen: their mean, by the seconds that are assumed of each.
 
-    Seconds that several trials share before any of them has trained are the mean of their kind. That is good enough to
-    plan with, and no reason to have one of them overtake another.
+    Seconds that all trials of a signature share before they have trained are the mean of their kind. That is good
+    enough to plan with, and no reason to have one of them overtake another.
     """
-    units = Counter(speed.unit(demand.trial) for demand in demands if demand.position == (0, 0))
-    shared = {unit: count for unit, count in units.items() if count > 1}
-    mean = sum(unit * count for unit, count in shared.items()) / max(1, sum(shared.values()))
-    return dict.fromkeys(shared, mean)
+    kinds: defaultdict[str, list[float]] = defaultdict(list)
+    for demand in demands:
+        if demand.position == (0, 0):
+            kinds[demand.signature].append(speed.unit(demand.trial))
+    shared = [unit for units in kinds.values() if len({*units}) == 1 for unit in units]
+    return dict.fromkeys(shared, sum(shared) / max(1, len(shared)))
 
 
 def _rungs(members: Mapping[str, Sequence[Demand]], ahead: int) -> int:
