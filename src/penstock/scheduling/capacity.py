@@ -120,18 +120,10 @@ class Space:
         while heap and -heap[0][0] >= share - FULL:
             entry = heap[0]
             left = self.room[entry[2]]
-<<<<<<< HEAD
             current = left.share == -entry[0] and self._company(entry[2]) == company
             if current and left.bytes >= bytes:
                 found = entry
                 break
-=======
-            if left.share == -entry[0] and self._joins(entry[2]) == joins:
-                if left.bytes >= bytes:
-                    found = entry[2]
-                    break
-                passed.append(entry)
->>>>>>> sched
             heapq.heappop(heap)
             if current:
                 passed.append(entry)
@@ -242,13 +234,8 @@ def largest_remainder(total: int, weights: Mapping[K, float]) -> dict[K, int]:
 
 
 def refuse_impossible(view: View, demands: Iterable[Demand]) -> None:
-<<<<<<< HEAD
     """Raise for a trial that can never run: there are no devices, or it takes more bytes than any device has."""
-    largest = max((device.memory for device in view.devices.values()), default=None)
-=======
-    """Raise for what can never run: trials without devices, or with more bytes than any device has."""
     largest = -1
->>>>>>> sched
     for demand in demands:
         if largest < 0:  # many devices are looked at only where there is a trial to refuse
             largest = max((device.memory for device in view.devices.values()), default=-1)
