@@ -16,6 +16,8 @@ from penstock.speed.model import Speed
 
 LAST = 1 << 60
 """When trials of later rungs ask: after all that wait now."""
+ROOMY = 2
+"""Trials for each free device up to which a trial whose seconds were not seen shares none."""
 SLOWER = 0.5
 """By how much of the mean the slowest of twice as many trials is slower: units in LCBench differ that much."""
 AHEAD = 100
@@ -187,7 +189,7 @@ class Scene:
             view.unlike,
             speed.moving,
         )
-        roomy = len(demands) <= sum(share > 1 - FULL for share in self.site.free)
+        roomy = len(demands) <= ROOMY * sum(share > 1 - FULL for share in self.site.free)
         guesses, largest = _guesses(demands, speed), self._largest()
         able = [demand for demand in demands if demand.bytes <= largest]
         self.jobs = [self._job(demand, crews[self._crews[demand.group]], guesses, roomy) for demand in able]
@@ -228,7 +230,7 @@ class Scene:
         unit = self.speed.unit(demand.trial)
         runtime = demand.units * unit
         ours, guess = self.options(demand, runtime), demand.position == (0, 0) and unit in guesses
-        if guess and roomy:  # it may take far longer than its like: a device of its own costs nobody anything
+        if guess and roomy:  # it may take far longer than its like: a device of its own costs the others little
             ours = tuple([option for option in ours if option.share >= 1])
         return Job(
             demand.trial,
