@@ -137,7 +137,8 @@ def test_nothing_is_left_of_workers():
             train(executor, 10**9, until=Report)
             pids = [worker.process.pid for worker in executor._workers.values()]
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert (open_files("self"), open_files(server().pid)) == (ours, theirs)
+    assert open_files("self") <= ours
+    assert open_files(server().pid) <= theirs
     assert children(server().pid) == []
 
 

@@ -93,13 +93,16 @@ class Pace:
         return self.model.speed(self._types)
 
     def speed(self) -> Speed:
-        """The speed that a scheduler gets.
+        """What a scheduler is given.
 
-        On one device no order of trials ends sooner than another, and a trial cannot move. So the seconds of units are
-        left out there, and a run with one worker repeats itself (invariant 4).
+        On one device no order of trials ends sooner than another, no trial has a place to move to, and sharing as far
+        as it pays wastes least. So the seconds of units are left out there: trials come in the order of asking, as many
+        together as may be, and a run with one worker repeats itself (invariant 4).
         """
         speed = self.known()
-        return replace(speed, unit=UNKNOWN.unit, moving=math.inf) if self._count == 1 else speed
+        if self._count != 1:
+            return speed
+        return replace(speed, unit=UNKNOWN.unit, moving=math.inf, shared=lambda trial: False)
 
     def know(self, trial: int, signature: str) -> None:
         """Note a trial's signature, and recall profiles of an earlier study."""

@@ -36,26 +36,52 @@ def by_signature(scheduler: Scheduler) -> Scheduler:
 
     @wraps(scheduler)
     def schedule(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
-        if view.unlike or not demands or not view.room:
+        some = _first(view, demands)
+        alike = len({_kind(demand, speed) for demand in some}) == 1
+        if not some or (alike and speed.shared(some[0].trial)):
             return scheduler(view, demands, speed)
-        some = list(islice(demands, AHEAD + 2 * len(view.room)))
-        if len({_kind(demand, speed) for demand in some}) == 1 and speed.shared(some[0].trial):
-            return scheduler(view, demands, speed)
-        refuse_impossible(view, some)
-        parts = _parts(view, some, speed)
-        patience = len(demands) + len(view.running)
-        _deal(parts, {name: left.bytes for name, left in view.room.items() if left.share > 1 - FULL}, patience)
-        late = min((part.demands[0].asked for part in parts if not part.places), default=math.inf) + patience
-        made: list[Assignment] = []
-        for part in parts:
-            largest = max((view.devices[name].memory for name in part.places), default=0)
-            early = [demand for demand in part.demands if demand.asked < late and demand.bytes <= largest]
-            if part.places and early:
-                policy = scheduler if speed.shared(early[0].trial) else _spread
-                made += policy(_seen(view, part), early, speed)
-        return made
+        return _for_each(scheduler, view, some, len(demands), speed)
 
     return schedule
+
+
+def until_measured(scheduler: Scheduler) -> Scheduler:
+    """Spread trials whose cost of sharing is not measured; a scheduler that heeds signatures itself has the others.
+
+    As long as there is such a trial, devices are dealt as ``by_signature`` deals them.
+    """
+
+    @wraps(scheduler)
+    def schedule(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
+        some = _first(view, demands)
+        if all(speed.shared(demand.trial) for demand in some):
+            return scheduler(view, demands, speed)
+        return _for_each(scheduler, view, some, len(demands), speed)
+
+    return schedule
+
+
+def _first(view: View, demands: Collection[Demand]) -> list[Demand]:
+    """The trials that are looked at; none where there is nothing to divide."""
+    return [] if view.unlike or not view.room else list(islice(demands, AHEAD + 2 * len(view.room)))
+
+
+def _for_each(
+    scheduler: Scheduler, view: View, demands: Sequence[Demand], waiting: int, speed: Speed
+) -> list[Assignment]:
+    refuse_impossible(view, demands)
+    parts = _parts(view, demands, speed)
+    patience = waiting + len(view.running)
+    _deal(parts, {name: left.bytes for name, left in view.room.items() if left.share > 1 - FULL}, patience)
+    late = min((part.demands[0].asked for part in parts if not part.places), default=math.inf) + patience
+    made: list[Assignment] = []
+    for part in parts:
+        largest = max((view.devices[name].memory for name in part.places), default=0)
+        early = [demand for demand in part.demands if demand.asked < late and demand.bytes <= largest]
+        if part.places and early:
+            policy = scheduler if speed.shared(early[0].trial) else _spread
+            made += policy(_seen(view, part), early, speed)
+    return made
 
 
 def _spread(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:

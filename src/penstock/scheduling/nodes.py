@@ -100,7 +100,8 @@ def together(
         return made
     named = {one.trial for one in made}
     whole = [one for one in made if one.share >= 1]
-    parts = {name for one in [*made, *running.values()] if one.share < 1 for name in one.devices}
+    staying = [one for trial, one in running.items() if trial not in named]
+    parts = {name for one in [*made, *staying] if one.share < 1 for name in one.devices}
     held = {trial: one.devices for trial, one in running.items() if one.share >= 1}
     found: dict[int, tuple[str, ...]] = {}
     for type in sorted({devices[one.devices[0]].type for one in whole}):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from penstock.scheduling.base import FULL, Assignment, Demand, Goal, Holding, Room, View
 from penstock.scheduling.by_type import by_type
 from penstock.scheduling.capacity import Part, Space, divide, everywhere, refuse_impossible
-from penstock.scheduling.grouping import by_signature
+from penstock.scheduling.grouping import until_measured
 from penstock.scheduling.lookahead.choose import FEW, SMALL, look_ahead, rebalance
 from penstock.scheduling.lookahead.layout import Option, options
 from penstock.speed.model import Speed
@@ -23,7 +23,7 @@ PATIENCE = 256  # askings by which a trial may be overtaken, if not more wait
 
 
 @by_type
-@by_signature
+@until_measured
 def waterfill(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
     """Give every trial the least that lets all end by the earliest time possible, and start the trials that start now.
 
