@@ -22,6 +22,7 @@ from penstock.algorithms.base import Algorithm
 from penstock.log.events import read
 from penstock.log.timeline import timeline, utilisation
 from penstock.speed.curve import Curve
+from penstock.study import Study
 from penstock.trial import Config
 
 Row = dict[str, Any]
@@ -49,6 +50,13 @@ def folder() -> Iterator[str]:
         yield dir
 
 
+def measure(study: Study, cluster: ps.Simulated, kinds: int = 1) -> None:
+    """Find out what sharing and spreading cost, by short studies: of many trials, and of one that has all devices."""
+    for trials in (4 * kinds * len(cluster.cluster()), 1):
+        before = study.replace(algorithm=ps.Random(budget=8), trials=trials, name=f"profile {trials}", target=None)
+        before.run(on=cluster, progress=False)
+
+
 def simulate(
     look_up: Callable[[Config], ps.Tabulated],
     space: Mapping[str, Any],
@@ -58,10 +66,10 @@ def simulate(
     dir: str,
     **settings: Any,
 ) -> Outcome:
-    """Run one study, after a study of a single trial in the same folder; the figures are of the second."""
+    """Run one study, after a short one in the same folder that measures; the figures are of the second."""
     task = ps.TabulatedTask(look_up)
     study = ps.Study(task, space, metric="accuracy", dir=dir, algorithm=algorithm, **settings)
-    study.replace(algorithm=ps.Random(budget=2), trials=1, name="profile").run(on=cluster, progress=False)
+    measure(study, cluster)
     result = study.run(on=cluster, scheduler=scheduler, progress=False)
     events = list(read(result.dir / "log.jsonl"))
     used = utilisation(timeline(events), events)

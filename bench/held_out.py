@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import penstock as ps
-from bench.clusters import folder
+from bench.clusters import folder, measure
 from bench.workloads import PAIRS, SPREADS, TABLES, costs, missing, tabulated
 from penstock import settings as studies
 from penstock.log.events import read
@@ -139,8 +139,7 @@ def run(one: Drawn, scheduler: str, target: float | None = None) -> Ran:
             ps.TabulatedTask(look_up), space, metric="accuracy", algorithm=one.algorithm(), seed=one.number, dir=dir,
             target=target, **settings,
         )  # fmt: skip
-        before = study.replace(algorithm=ps.Random(budget=2), trials=4 * one.kinds, name="profile", target=None)
-        before.run(on=one.cluster, progress=False)
+        measure(study, one.cluster, one.kinds)
         decisions.clear()
         result = study.run(on=one.cluster, scheduler=scheduler, progress=False)
         events = list(read(result.dir / "log.jsonl"))

@@ -29,7 +29,6 @@ space = {"lr": ps.loguniform(1e-4, 1), "width": ps.choice([64, 128, 256, 512])}
 study = ps.Study(ps.TabulatedTask(look_up), space, metric="accuracy", algorithm=ps.Hyperband(max_budget=27))
 
 if __name__ == "__main__":
-    study.replace(algorithm=ps.Random(budget=2), trials=1).run(on=cluster, progress=False)
     for scheduler in ("fifo", "waterfill"):
         run = study.replace(name=scheduler)
         result = run.run(on=cluster, scheduler=scheduler, progress=False)

@@ -324,7 +324,7 @@ class Study:
         if alone or shards(self.task) > 1 or "fused" not in executor.modes:
             together = "never"
         model = SpeedModel(together, spreads=self._spreads(executor, how))
-        profiles = Profiles.open(dir.parent / "profiles.jsonl", kept=not executor.virtual)
+        profiles = Profiles.open(dir.parent / "profiles.jsonl", kept=not isinstance(how.on, Simulated) or how.on.kept)
         return Pace(model, Shelf(profiles, fingerprint(self.task)))
 
     def _spreads(self, executor: Executor, how: RunSettings) -> bool:

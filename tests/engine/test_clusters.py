@@ -141,9 +141,13 @@ def test_trials_of_which_nothing_is_known_are_spread_over_the_devices_and_measur
         assert most == 3, "bundles shrank to what pays before a unit was trained"
 
 
-def test_what_a_simulation_measures_is_not_kept_for_real_studies():
-    study(ps.Random(budget=2), 8).run(on=cluster(2), progress=False)
-    assert not Path(".penstock/profiles.jsonl").exists()
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_a_simulation_measures_is_known_to_the_next_one_if_it_is_kept(kept):
+    for name in "ab":
+        study(ps.Random(budget=2), 8, name=name).run(on=cluster(2, kept=kept), progress=False)
+    assert any(isinstance(event, Measured) for event in log("a"))
+    assert any(isinstance(event, Measured) for event in log("b")) is not kept
+    assert Path(".penstock/profiles.jsonl").exists() is kept
 
 
 def test_what_was_cut_of_a_measured_curve_is_said():

@@ -44,6 +44,7 @@ def rehearsal(study: Study, devices: int) -> tuple[Simulated, str]:
         start=_mean(found, "moving", 0),
         stop=_mean(found, "moving", 1),
         opening=_mean(found, "opening", 0),
+        kept=False,  # its devices are called like real ones, of which nothing was measured here
     )
     return cluster, _said(here, path, list(curves.values()))
 

@@ -55,7 +55,7 @@ Key = tuple[str, str, str, str]
 class Profiles:
     """The profiles in one file: the ones it had when it was opened, and the ones put since.
 
-    ``kept`` says whether new profiles are written to the file. A simulation's are not: they hold for nothing else.
+    ``kept`` says whether new profiles are written to the file. A rehearsal measures nothing, so its profiles are not.
     """
 
     path: Path

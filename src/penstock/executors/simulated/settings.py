@@ -49,6 +49,7 @@ class Simulated:
         most: the most devices that there can be. A study that can use more devices than there are gets them
             ``provision`` seconds later, and devices that it cannot use go. With None the number does not change.
         processes: whether unlike trials may share a device, in processes of their own; no real executor can yet.
+        kept: whether the next study on simulated devices of these types knows what was measured on them.
         fixed_shares: every trial has the time of its placement's share, whatever other trials are there.
         unit_seconds: the seconds of a unit of a task that really trains, alone on a device of speed 1; one number, or
             one by signature. With None they are the real seconds of a trial's first unit, so two runs differ.
@@ -74,6 +75,7 @@ class Simulated:
     seed: int = 0
     most: int | None = None
     processes: bool = False
+    kept: bool = True
     fixed_shares: bool = False
     unit_seconds: float | Mapping[str, float] | None = None
 
