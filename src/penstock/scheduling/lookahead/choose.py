@@ -25,6 +25,7 @@ SMALL = 64
 """and devices."""
 
 MOVERS = (1, 2, 4, 16)  # how many of the last to end are planned anew together
+MANY = 32  # trials that run, of which fewer are planned anew: each plan takes as long as there are
 NEAR = 40  # trials of rungs to come that are looked at before trials are moved
 PART = 0.2  # of a search, for each of these
 SOONER = 0.01  # by which trials must end sooner on the average for a move that does not make the last one do so
@@ -113,7 +114,8 @@ def _moves(
     able = [trial for trial, one in view.running.items() if trial not in fixed and one.demand.units > 1]
     ends = {trial: view.running[trial].demand.units * speed.seconds(trial, view.running[trial].at) for trial in able}
     able.sort(key=lambda trial: -ends[trial])
-    for count in sorted({min(count, len(able)) for count in MOVERS} - {0}):
+    tried = MOVERS if len(view.running) <= MANY else MOVERS[:2]
+    for count in sorted({min(count, len(able)) for count in tried} - {0}):
         scene = _without(view, able[:count], speed)
         plan = Search(scene.site, scene.jobs, PART).best().plan
         shares = {scene.jobs[start.job].trial: start.option.share for start in plan.starts if start.job >= 0}

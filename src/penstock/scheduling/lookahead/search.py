@@ -10,7 +10,7 @@ from itertools import product
 from penstock.scheduling.lookahead.layout import Job, Plan, Policy, Site
 from penstock.scheduling.lookahead.rollout import follow, urgency
 
-STARTS = 500  # starts of trials that are laid out for one decision: they are what it takes time for
+STARTS = 450  # starts of trials that are laid out for one decision: they are what it takes time for
 MORE = 4000  # where few trials wait, none follow and none can move: then no later decision makes up for this one
 OVERHEAD = 4  # starts that a plan takes as long as, besides those in it
 LEVELS = 12  # deadlines that are tried at most
@@ -34,7 +34,7 @@ class Search:
     def __init__(self, site: Site, jobs: Sequence[Job], part: float = 1.0) -> None:
         self.site, self.jobs = site, jobs
         self.later = sum(len(rung) for crew in site.crews for rung in crew.rungs)
-        self.overhead = OVERHEAD + len(site.held) // 2
+        self.overhead = OVERHEAD + len(site.held)
         final = not self.later and len(jobs) <= FINE and site.moving == math.inf
         self.starts = round(part * (MORE if final else STARTS))  # that are left to lay out
         self.order = in_order(jobs)
