@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.bundle import Device
 from penstock.errors import StudyError
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Scheduler, View, kinds, room
-from penstock.scheduling.capacity import Space
+from penstock.scheduling.capacity import Capacity
 from penstock.speed.curve import Curve
 from penstock.speed.model import UNKNOWN, Speed
 from penstock.trial import Later
@@ -71,7 +71,7 @@ def worlds(draw: st.DrawFn) -> World:
             later=rungs,
         )
 
-    space = Space(devices, room(devices, []), unlike=unlike)
+    space = Capacity(devices, room(devices, []), unlike=unlike)
     running = {}
     for trial in range(rng.randint(0, 2 * count)):
         one = demand(trial)

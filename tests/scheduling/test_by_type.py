@@ -15,7 +15,7 @@ from penstock.bundle import Device
 from penstock.errors import StudyError
 from penstock.scheduling.base import Assignment, Demand, Holding, Scheduler, View, room
 from penstock.scheduling.by_type import by_type
-from penstock.scheduling.capacity import Space
+from penstock.scheduling.capacity import Capacity
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
 from penstock.scheduling.waterfill import waterfill
 from penstock.speed.curve import Curve
@@ -170,7 +170,7 @@ def worlds(draw: st.DrawFn) -> tuple[View, list[Demand], Speed]:
     rng = random.Random(draw(st.integers(0, 10**6)))
     cards = {**cluster(40, a=rng.randint(1, 4)), **cluster(80, b=rng.randint(1, 4))}
     curve = {type: Curve.of(rng.uniform(1, 1.3), rng.randint(1, 4), 1.1, rng.randint(1, 4)) for type in "ab"}
-    space, running = Space(cards, room(cards, [])), []
+    space, running = Capacity(cards, room(cards, [])), []
     for trial in range(rng.randint(0, 6)):
         type = rng.choice("ab")
         share = rng.choice([1 / rng.randint(1, curve[type].most), 1.0])

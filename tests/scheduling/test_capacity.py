@@ -2,13 +2,13 @@
 
 from penstock.bundle import Device
 from penstock.scheduling.base import Assignment, Demand, Holding, Room, View, room
-from penstock.scheduling.capacity import Space, divide, largest_remainder
+from penstock.scheduling.capacity import Capacity, divide, largest_remainder
 
 
-def space(**free: int) -> Space:
+def space(**free: int) -> Capacity:
     """So many free devices on each node."""
     devices = {f"{node}{i}": Device(f"{node}{i}", "h200", 80, node) for node, n in free.items() for i in range(n)}
-    return Space(devices, {name: Room(1.0, 80) for name in devices})
+    return Capacity(devices, {name: Room(1.0, 80) for name in devices})
 
 
 def test_a_wide_trial_goes_to_the_node_that_just_has_enough() -> None:
@@ -31,7 +31,7 @@ def test_numbers_add_up_and_the_largest_remainders_are_rounded_up() -> None:
 
 def test_a_device_that_is_too_small_for_one_is_there_for_the_next() -> None:
     devices = {name: Device(name, "h200", memory) for name, memory in (("small", 10), ("large", 80))}
-    made = Space(devices, {"small": Room(1.0, 10), "large": Room(0.5, 80)}, {"large": "a"})
+    made = Capacity(devices, {"small": Room(1.0, 10), "large": Room(0.5, 80)}, {"large": "a"})
     assert made.fit(0.5, 40, signature="a") == ("large",)
     assert made.fit(0.5, 5, signature="a") == ("small",), "which is the emptier one"
 
@@ -85,7 +85,7 @@ def test_trials_of_no_signature_are_not_of_one_kind() -> None:
 
 def test_unlike_trials_share_a_device_where_a_view_says_that_they_can() -> None:
     devices = space(a=1).devices
-    made = Space(devices, {"a0": Room(0.5, 80)}, {"a0": "x"}, unlike=True)
+    made = Capacity(devices, {"a0": Room(0.5, 80)}, {"a0": "x"}, unlike=True)
     assert made.fit(0.5, 0, signature="y") == made.fit(0.5, 0) == ("a0",)
     assert made.joins("a0", "y")
     made.take(("a0",), 0.25, 0, "y")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.bundle import Device
 from penstock.errors import StudyError
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, View, kinds, room
-from penstock.scheduling.capacity import Space
+from penstock.scheduling.capacity import Capacity
 from penstock.scheduling.fifo import fifo
 from penstock.scheduling.grouping import by_position, by_signature
 from penstock.speed.curve import Curve
@@ -64,7 +64,7 @@ def speed(view, waiting, limit=8, known=True):
 
 def emptiest(view, demands, speed):
     """A part of the emptiest device for each: as much as the most of its like have that share one."""
-    space, made = Space(view.devices, view.room, view.kinds, view.unlike), []
+    space, made = Capacity(view.devices, view.room, view.kinds, view.unlike), []
     for demand in demands:
         share = 1 / speed.curve(demand.trial).most
         if (devices := space.fit(share, demand.bytes, signature=demand.signature)) is not None:

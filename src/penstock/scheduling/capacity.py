@@ -13,12 +13,12 @@ from penstock.errors import StudyError
 from penstock.scheduling.base import FULL, Demand, Room, View
 
 
-class Space:
+class Capacity:
     """The room on devices while a scheduler gives it away; ``kinds`` and ``unlike`` are those of a view.
 
     >>> from penstock.bundle import Device
     >>> devices = {name: Device(name, "h200", 8) for name in ("gpu 0", "gpu 1")}
-    >>> space = Space(devices, {"gpu 0": Room(0.5, 8), "gpu 1": Room(1.0, 8)}, {"gpu 0": "a"})
+    >>> space = Capacity(devices, {"gpu 0": Room(0.5, 8), "gpu 1": Room(1.0, 8)}, {"gpu 0": "a"})
     >>> space.fit(0.5, 1, signature="a"), space.fit(1.0, 1), space.fit(2.0, 1)
     (('gpu 1',), ('gpu 1',), None)
     >>> space.take(("gpu 1",), 0.5, 1, "b")
@@ -165,7 +165,7 @@ def everywhere(view: View) -> dict[str, Room]:
 
 
 @dataclass(frozen=True)
-class Part:
+class Due:
     """Demands that are scheduled together, their groups (None for all groups), and the room that they may have."""
 
     demands: list[Demand]
@@ -173,7 +173,7 @@ class Part:
     room: dict[str, Room]
 
 
-def divide(view: View, demands: Collection[Demand]) -> list[Part]:
+def divide(view: View, demands: Collection[Demand]) -> list[Due]:
     """Divide the room among the groups that wait, so that each comes near its due, counting the devices it has.
 
     A due is a number of devices in proportion to the weight, by largest remainder. Groups whose weight is 1 are
@@ -183,10 +183,10 @@ def divide(view: View, demands: Collection[Demand]) -> list[Part]:
     """
     said = {demand.group: demand.weight for demand in demands if demand.weight != 1}
     if not said:
-        return [Part(list(demands), None, dict(view.room))]
+        return [Due(list(demands), None, dict(view.room))]
     groups = dict.fromkeys(demand.group for demand in demands)
     if len(groups) == 1:
-        return [Part(list(demands), frozenset(groups), dict(view.room))]
+        return [Due(list(demands), frozenset(groups), dict(view.room))]
     used: defaultdict[str, float] = defaultdict(float)
     for holding in view.running.values():
         used[holding.demand.group] += holding.assignment.share
@@ -209,7 +209,7 @@ def divide(view: View, demands: Collection[Demand]) -> list[Part]:
     for part, ours in parts.items():
         mine, whole = whole[: given[part]], whole[given[part] :]
         names = frozenset(demand.group for demand in ours)
-        made.append(Part(ours, names, others | {device: view.room[device] for device in mine}))
+        made.append(Due(ours, names, others | {device: view.room[device] for device in mine}))
         others = {}
     return made
 

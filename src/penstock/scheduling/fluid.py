@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, Room, View, kinds
 from penstock.scheduling.by_type import by_type
-from penstock.scheduling.capacity import Space, divide, everywhere, largest_remainder, refuse_impossible
+from penstock.scheduling.capacity import Capacity, divide, everywhere, largest_remainder, refuse_impossible
 from penstock.scheduling.grouping import by_signature
 from penstock.speed.model import Speed
 
@@ -74,17 +74,17 @@ def _arrive(view: View, demands: Collection[Demand], speed: Speed, most: dict[in
     there = dict(view.kinds)
     waiting: list[Demand] = []
     for part in divide(view, demands):
-        space = Space(view.devices, part.room, view.kinds, view.unlike)
+        space = Capacity(view.devices, part.room, view.kinds, view.unlike)
         started = _place(space, part.demands, speed, most)
         made += started
         names = {one.trial for one in started}
         waiting += [demand for demand in part.demands if demand.trial not in names]
         left |= space.free()
         there |= space.kinds
-    return made + _place(Space(view.devices, left, there, view.unlike), waiting, speed, most)
+    return made + _place(Capacity(view.devices, left, there, view.unlike), waiting, speed, most)
 
 
-def _place(space: Space, demands: Sequence[Demand], speed: Speed, most: dict[int, float]) -> list[Assignment]:
+def _place(space: Capacity, demands: Sequence[Demand], speed: Speed, most: dict[int, float]) -> list[Assignment]:
     shares = _shares(demands, space.whole(), speed, space.unlike)
     shares = {trial: min(share, most.get(trial, share)) for trial, share in shares.items()}
     made = []
@@ -115,7 +115,7 @@ def _resize(view: View, speed: Speed) -> list[Assignment]:
         runtime = demand.units * speed.unit(demand.trial)
         return new > holding.assignment.share, -new, -runtime, demand.asked, demand.trial
 
-    space = Space(view.devices, everywhere(view), kinds(view.running.values()), view.unlike)
+    space = Capacity(view.devices, everywhere(view), kinds(view.running.values()), view.unlike)
     made = []
     for holding in sorted(view.running.values(), key=order):
         demand, old, new = holding.demand, holding.assignment, shares[holding.demand.trial]

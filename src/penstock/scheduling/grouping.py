@@ -13,7 +13,7 @@ from functools import wraps
 from itertools import islice
 
 from penstock.scheduling.base import FULL, Assignment, Demand, Scheduler, View
-from penstock.scheduling.capacity import Space, refuse_impossible
+from penstock.scheduling.capacity import Capacity, refuse_impossible
 from penstock.speed.model import Speed
 
 AHEAD = 256  # waiting trials that are looked at, besides two for each device with room
@@ -86,7 +86,7 @@ def _for_each(
 
 def _spread(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
     """Spread trials whose cost of sharing is not measured evenly over all devices, neighbours together."""
-    space, fitting, places = Space(view.devices, view.room, view.kinds), [], []
+    space, fitting, places = Capacity(view.devices, view.room, view.kinds), [], []
     for demand in sorted(demands, key=lambda demand: -demand.priority):
         share = 1 / speed.curve(demand.trial).most
         if (devices := space.fit(share, demand.bytes, signature=demand.signature)) is not None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.scheduling.base import FULL, Assignment, Demand, Goal, Holding, Room, View
 from penstock.scheduling.by_type import by_type
-from penstock.scheduling.capacity import Part, Space, divide, everywhere, refuse_impossible
+from penstock.scheduling.capacity import Capacity, Due, divide, everywhere, refuse_impossible
 from penstock.scheduling.grouping import until_measured
 from penstock.scheduling.lookahead.choose import FEW, SMALL, look_ahead, rebalance
 from penstock.scheduling.lookahead.layout import Option, options
@@ -93,7 +93,7 @@ def _start(view: View, demands: Sequence[Demand], beyond: int, speed: Speed) -> 
                 plans[i] = _start_part(view, replace(part, room={**part.room, **spare}), beyond, speed)
                 spare = {}
     started = [one for made, _ in plans for one in made]
-    space = plans[0][1] if len(parts) == 1 else Space(view.devices, view.room, view.kinds, view.unlike)
+    space = plans[0][1] if len(parts) == 1 else Capacity(view.devices, view.room, view.kinds, view.unlike)
     if len(parts) > 1:
         _carry_out(space, started, demands)
     if space.whole() and len(started) < len(demands):
@@ -101,14 +101,14 @@ def _start(view: View, demands: Sequence[Demand], beyond: int, speed: Speed) -> 
         waiting = [demand for demand in demands if demand.trial not in given]
         free = {name: left for name, left in space.room.items() if left.share > 1 - FULL}
         started += _fill_up(
-            Space(view.devices, free, {}, view.unlike), waiting, beyond, len(view.devices), speed, view.goal
+            Capacity(view.devices, free, {}, view.unlike), waiting, beyond, len(view.devices), speed, view.goal
         )
     return started
 
 
-def _start_part(view: View, part: Part, beyond: int, speed: Speed) -> tuple[list[Assignment], Space]:
+def _start_part(view: View, part: Due, beyond: int, speed: Speed) -> tuple[list[Assignment], Capacity]:
     """Who of a part starts now, and what is left of its room then."""
-    space = Space(view.devices, part.room, view.kinds, view.unlike)
+    space = Capacity(view.devices, part.room, view.kinds, view.unlike)
     opened = any(demand.open for demand in part.demands)
     if beyond or opened or len(part.demands) > FEW or len(view.devices) > SMALL:
         return _fill_up(space, part.demands, beyond, len(view.devices), speed, view.goal), space
@@ -119,7 +119,7 @@ def _start_part(view: View, part: Part, beyond: int, speed: Speed) -> tuple[list
 
 
 def _fill_up(
-    space: Space, demands: Sequence[Demand], beyond: int, devices: int, speed: Speed, goal: Goal
+    space: Capacity, demands: Sequence[Demand], beyond: int, devices: int, speed: Speed, goal: Goal
 ) -> list[Assignment]:
     """Place trials at the level of the water, in order; where that does not fit, what is narrower."""
     trials, known = {}, dict[tuple[int, bool], tuple[Option, ...]]()  # by the curve's id: hashing it is slow
@@ -155,7 +155,7 @@ class _Trial(NamedTuple):
     options: tuple[Option, ...]
 
 
-def _level(trials: Sequence[_Trial], space: Space, beyond: int, devices: int) -> float:
+def _level(trials: Sequence[_Trial], space: Capacity, beyond: int, devices: int) -> float:
     """The earliest time by which all end: at once, if there is room for all at once; or else one after another.
 
     At once, shares add up to the room. One after another, areas add up to devices × time: taken for granted is that
@@ -201,7 +201,7 @@ def _rebalance(view: View, speed: Speed, fixed: frozenset[int] = frozenset()) ->
     return made
 
 
-def _of(view: View, part: Part) -> View:
+def _of(view: View, part: Due) -> View:
     """What a part sees: its own trials that run, where they run, and its room.
 
     Of a device that others are on, or have the room of, it has what its own trials give up and no more.
@@ -221,13 +221,13 @@ def _of(view: View, part: Part) -> View:
 def _with(view: View, made: Sequence[Assignment], demands: Collection[Demand]) -> View:
     """The same with assignments carried out."""
     asked = {demand.trial: demand for demand in demands}
-    space = Space(view.devices, view.room, view.kinds, view.unlike)
+    space = Capacity(view.devices, view.room, view.kinds, view.unlike)
     _carry_out(space, made, demands)
     running = {**view.running, **{one.trial: Holding(asked[one.trial], one) for one in made}}
     return replace(view, running=running, room=space.free(), kinds=space.kinds)
 
 
-def _carry_out(space: Space, made: Sequence[Assignment], demands: Collection[Demand]) -> None:
+def _carry_out(space: Capacity, made: Sequence[Assignment], demands: Collection[Demand]) -> None:
     asked = {demand.trial: demand for demand in demands}
     for one in made:
         space.take(one.devices, one.share, asked[one.trial].bytes, asked[one.trial].signature)

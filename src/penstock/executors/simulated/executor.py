@@ -12,7 +12,16 @@ from penstock.bundle import Bundle, BundleMode, Description, Device, Failed, Fin
 from penstock.errors import PenstockError, StudyError
 from penstock.executors.base import Executor, ExecutorEvent
 from penstock.executors.simulated.devices import Devices
-from penstock.executors.simulated.runs import Lookup, Member, Run, Source, Trained, pace, shared, spread
+from penstock.executors.simulated.runs import (
+    Lookup,
+    SimulatedBundle,
+    SimulatedTrial,
+    Source,
+    Trained,
+    pace,
+    shared,
+    spread,
+)
 from penstock.executors.simulated.settings import Simulated as Simulated
 from penstock.speed.curve import Curve
 from penstock.tabulated import TabulatedTask
@@ -51,10 +60,10 @@ class SimulatedExecutor(Executor):
         self._heap: list[tuple[float, int, Callable[[Any], None], Any, int]] = []
         self._counter = count()
         self._events: list[ExecutorEvent] = []
-        self._on: dict[str, Run] = {}  # the bundle on each device
-        self._next: dict[str, Run] = {}  # the bundle that waits for each device
+        self._on: dict[str, SimulatedBundle] = {}  # the bundle on each device
+        self._next: dict[str, SimulatedBundle] = {}  # the bundle that waits for each device
         self._ended: dict[int, int] = {}  # the last attempt of each trial that has left
-        self._unpaced: dict[Run, None] = {}  # bundles whose number of trials has changed in this instant
+        self._unpaced: dict[SimulatedBundle, None] = {}  # bundles whose number of trials has changed in this instant
         self._worker: Worker | None = None
         self._signatures: dict[str, str] = {}  # signatures of configs that really train
         self._devices = Devices(settings, self)
@@ -156,7 +165,7 @@ class SimulatedExecutor(Executor):
             if device in runs:
                 self._fail(runs[device], f"device {device} was lost")
 
-    def _fail(self, run: Run, error: str) -> None:
+    def _fail(self, run: SimulatedBundle, error: str) -> None:
         for member in run.members.values():
             member.version += 1
             member.source.close()
@@ -187,12 +196,16 @@ class SimulatedExecutor(Executor):
                 self._ended[trial] = attempt
                 self._say(Failed(trial, attempt, f"device {gone[0]} was lost", died=True))
         else:
-            run = Run(bundle, min(self._settings.speeds.get(self._devices.there[d].type, 1.0) for d in bundle.devices))
+            run = SimulatedBundle(
+                bundle, min(self._settings.speeds.get(self._devices.there[d].type, 1.0) for d in bundle.devices)
+            )
             run.coming = entering
             self._next.update(dict.fromkeys(run.devices, run))
             self._settle(run)
 
-    def _entering(self, bundle: Bundle, ours: Run | None) -> dict[tuple[int, int], tuple[Placement, Source, Curve]]:
+    def _entering(
+        self, bundle: Bundle, ours: SimulatedBundle | None
+    ) -> dict[tuple[int, int], tuple[Placement, Source, Curve]]:
         """The trials that are new here, ready to begin; a declaration may still name trials that have left."""
         entering = {}
         first = self._devices.there.get(bundle.devices[0])
@@ -234,7 +247,7 @@ class SimulatedExecutor(Executor):
             self._worker = Worker(self._job, find_devices()[0].name)
         return self._worker
 
-    def _change(self, run: Run, bundle: Bundle, entering: dict[tuple[int, int], Any]) -> None:
+    def _change(self, run: SimulatedBundle, bundle: Bundle, entering: dict[tuple[int, int], Any]) -> None:
         wanted = {(p.trial, p.attempt): p for p in bundle.placements}
         run.mode, run.size = bundle.mode, bundle.size or run.size
         for who, member in run.members.items():
@@ -250,7 +263,7 @@ class SimulatedExecutor(Executor):
         self._unpaced[run] = None
         self._enter(run)
 
-    def _dismiss(self, run: Run) -> None:
+    def _dismiss(self, run: SimulatedBundle) -> None:
         for who in list(run.coming):
             self._turn_away(run, who)
         for member in run.members.values():
@@ -258,14 +271,14 @@ class SimulatedExecutor(Executor):
         if not run.members:
             self._vacate(run)
 
-    def _turn_away(self, run: Run, who: tuple[int, int]) -> None:
+    def _turn_away(self, run: SimulatedBundle, who: tuple[int, int]) -> None:
         """Stop a trial that has not begun: there is no new state to save."""
         placement, source, _ = run.coming.pop(who)
         source.close()
         self._ended[placement.trial] = placement.attempt
         self._say(Stopped(*who, placement.state))
 
-    def _settle(self, run: Run) -> None:
+    def _settle(self, run: SimulatedBundle) -> None:
         if any(name in self._on for name in run.devices):
             return
         for name in run.devices:
@@ -273,12 +286,12 @@ class SimulatedExecutor(Executor):
             self._on[name] = run
         self._enter(run)
 
-    def _enter(self, run: Run) -> None:
+    def _enter(self, run: SimulatedBundle) -> None:
         if self._on.get(run.devices[0]) is not run or (run.members and not run.together):
             return
         for who, (placement, source, curve) in run.coming.items():
             if placement.attempt > self._ended.get(placement.trial, -1):  # the trial may have left in the meantime
-                member = run.members[who] = Member(placement, source, curve, run, self._now)
+                member = run.members[who] = SimulatedTrial(placement, source, curve, run, self._now)
                 self._at(self._now + self._settings.start, self._begin, member, 0)
         run.coming.clear()
         self._unpaced[run] = None
@@ -286,7 +299,7 @@ class SimulatedExecutor(Executor):
         if not run.members:
             self._vacate(run)
 
-    def _gone(self, member: Member) -> None:
+    def _gone(self, member: SimulatedTrial) -> None:
         run, placement = member.run, member.placement
         del run.members[placement.trial, placement.attempt]
         self._ended[placement.trial] = placement.attempt
@@ -299,7 +312,7 @@ class SimulatedExecutor(Executor):
             else:
                 self._vacate(run)
 
-    def _vacate(self, run: Run) -> None:
+    def _vacate(self, run: SimulatedBundle) -> None:
         self._unpaced.pop(run, None)
         for runs in (self._on, self._next):
             for name in run.devices:
@@ -311,7 +324,7 @@ class SimulatedExecutor(Executor):
 
     # Trials
 
-    def _begin(self, member: Member) -> None:
+    def _begin(self, member: SimulatedTrial) -> None:
         if member.source.unit >= member.budget:
             self._events.append(Finished(member.placement.trial, member.placement.attempt))
             self._gone(member)
@@ -321,14 +334,14 @@ class SimulatedExecutor(Executor):
         self._unit(member)
         member.used = used
 
-    def _unit(self, member: Member) -> None:
+    def _unit(self, member: SimulatedTrial) -> None:
         member.phase = "training"
         member.left = left = member.source.seconds()
         member.since = member.began = now = self._now
         member.used = 0.0
         heappush(self._heap, (now + left * member.pace, next(self._counter), self._end, member, member.version))
 
-    def _end(self, member: Member) -> None:
+    def _end(self, member: SimulatedTrial) -> None:
         """End a unit, or the writing of the state that goes with its report."""
         source, settings = member.source, self._settings
         if settings.save and member.phase == "training" and settings.saves(source.unit + 1, member.budget):
@@ -347,7 +360,7 @@ class SimulatedExecutor(Executor):
         else:
             self._unit(member)
 
-    def _leave(self, member: Member) -> None:
+    def _leave(self, member: SimulatedTrial) -> None:
         state, source = member.placement.state, member.source
         member.leaving = True
         if member.phase == "starting":
@@ -356,12 +369,12 @@ class SimulatedExecutor(Executor):
             trained = source.unit != (0 if state is None else state.unit)
             self._stop(member, self._settings.stop if trained else 0.0)
 
-    def _stop(self, member: Member, after: float) -> None:
+    def _stop(self, member: SimulatedTrial, after: float) -> None:
         member.phase = "stopping"
         member.version += 1
         self._at(self._now + after, self._stopped, member, member.version)
 
-    def _stopped(self, member: Member) -> None:
+    def _stopped(self, member: SimulatedTrial) -> None:
         self._events.append(member.source.leave())
         self._gone(member)
 
@@ -380,7 +393,7 @@ class SimulatedExecutor(Executor):
                 member.since, member.pace, member.share = now, changed, share
         self._unpaced.clear()
 
-    def _measure(self, run: Run) -> None:
+    def _measure(self, run: SimulatedBundle) -> None:
         """Make the measurement that a worker would make on the first steps of a bundle."""
         if self._on.get(run.devices[0]) is not run or not run.members:
             return

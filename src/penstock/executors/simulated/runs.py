@@ -178,7 +178,7 @@ class Trained(Source):
             self._random = random_state(with_torch=True)
 
 
-class Member:
+class SimulatedTrial:
     """A trial of a bundle, from its placement until the event that says it has left."""
 
     __slots__ = (
@@ -198,7 +198,7 @@ class Member:
         "version",
     )
 
-    def __init__(self, placement: Placement, source: Source, curve: Curve, run: Run, now: float) -> None:
+    def __init__(self, placement: Placement, source: Source, curve: Curve, run: SimulatedBundle, now: float) -> None:
         self.placement, self.source, self.curve, self.run = placement, source, curve, run
         self.budget, self.leaving = placement.budget, False
         self.phase: Phase = "starting"
@@ -210,7 +210,7 @@ class Member:
         self.version = 0  # scheduled actions of an older version are passed over
 
 
-class Run:
+class SimulatedBundle:
     """A bundle on its devices, or waiting for other bundles to leave them."""
 
     __slots__ = ("coming", "devices", "measure", "members", "mode", "name", "size", "speed")
@@ -220,7 +220,7 @@ class Run:
         self.mode: BundleMode = bundle.mode
         self.size, self.measure = bundle.size, bundle.measure
         self.speed = speed
-        self.members: dict[tuple[int, int], Member] = {}
+        self.members: dict[tuple[int, int], SimulatedTrial] = {}
         self.coming: dict[tuple[int, int], tuple[Placement, Source, Curve]] = {}
 
     @property
@@ -229,7 +229,7 @@ class Run:
         return self.mode not in ("solo", "distributed")
 
 
-def pace(member: Member, settings: Simulated) -> tuple[float, float]:
+def pace(member: SimulatedTrial, settings: Simulated) -> tuple[float, float]:
     """The seconds on the clock for a second of a trial alone, and its share of all its devices together."""
     curve, run = member.curve, member.run
     if settings.fixed_shares:
@@ -239,7 +239,7 @@ def pace(member: Member, settings: Simulated) -> tuple[float, float]:
     return curve.at(width) * slower / run.speed, width / together
 
 
-def _turns(member: Member) -> float:
+def _turns(member: SimulatedTrial) -> float:
     """How much slower a trial is beside the others: each signature has its own curve, and signatures take turns."""
     there = member.run.members.values()
     curves = {one.source.signature: one.curve for one in (*there, member)}
@@ -247,7 +247,7 @@ def _turns(member: Member) -> float:
     return sum(curves[signature].at(1 / count) for signature, count in counts.items())
 
 
-def shared(member: Member, device: str) -> Measured:
+def shared(member: SimulatedTrial, device: str) -> Measured:
     """The true cost of sharing a device, as a measurement of the trial's signature."""
     curve, unit = member.curve, member.source.seconds() / member.run.speed
     table = {count: unit * curve.at(1 / count) for count in doublings(curve.most)}
@@ -255,7 +255,7 @@ def shared(member: Member, device: str) -> Measured:
     return Measured(member.source.signature, device, "sharing", table, size, "simulated", "simulated")
 
 
-def spread(member: Member, device: str) -> Measured:
+def spread(member: SimulatedTrial, device: str) -> Measured:
     """The true gain of several devices, up to as many as the trial has, as a measurement of its signature."""
     curve, unit = member.curve, member.source.seconds() / member.run.speed
     table = {count: unit * curve.at(min(count, curve.widest)) for count in doublings(len(member.run.devices))}

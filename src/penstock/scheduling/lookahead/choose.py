@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from penstock.scheduling.base import FULL, Assignment, Demand, Holding, View, kinds
-from penstock.scheduling.capacity import Space, everywhere
+from penstock.scheduling.capacity import Capacity, everywhere
 from penstock.scheduling.fifo import fifo
 from penstock.scheduling.fluid import dynamic_fluid
-from penstock.scheduling.lookahead.layout import BETTER, Job, Option, Plan, Policy, Scene
+from penstock.scheduling.lookahead.layout import BETTER, Option, Plan, Policy, Scene, Work
 from penstock.scheduling.lookahead.rollout import follow
 from penstock.scheduling.lookahead.search import Search, in_order
 from penstock.speed.model import Speed
@@ -91,7 +91,7 @@ def rebalance(view: View, speed: Speed, fixed: frozenset[int]) -> list[Assignmen
 def _together(view: View, made: list[Assignment], demands: Sequence[Demand]) -> list[Assignment]:
     """The same on few nodes: a plan knows only how many devices a trial has. As it is, where not all fit so."""
     asked = {demand.trial: demand for demand in demands}
-    space = Space(view.devices, view.room, view.kinds, view.unlike)
+    space = Capacity(view.devices, view.room, view.kinds, view.unlike)
     for one in made:
         if one.share < 1:
             space.take(one.devices, one.share, asked[one.trial].bytes, asked[one.trial].signature)
@@ -125,7 +125,7 @@ def _moves(
 
 def _without(view: View, movers: Sequence[int], speed: Speed) -> Scene:
     """The devices without some trials that run, and these as jobs: to go on costs nothing; to move, what it costs."""
-    space = Space(view.devices, everywhere(view), kinds(view.running.values()), view.unlike)
+    space = Capacity(view.devices, everywhere(view), kinds(view.running.values()), view.unlike)
     for one in (view.running[trial] for trial in movers):
         space.give(one.assignment.devices, one.assignment.share, one.demand.bytes)
     stay = {trial: one for trial, one in view.running.items() if trial not in movers}
@@ -135,7 +135,7 @@ def _without(view: View, movers: Sequence[int], speed: Speed) -> Scene:
     return scene
 
 
-def _moved(job: Job, one: Holding, speed: Speed) -> Job:
+def _moved(job: Work, one: Holding, speed: Speed) -> Work:
     """To go on as it does costs nothing; for another share it ends its unit first, and moves."""
     share, left = one.assignment.share, one.demand.units
     rest = speed.seconds(job.trial, one.at) * (1 - one.done)
@@ -151,7 +151,7 @@ def _moved(job: Job, one: Holding, speed: Speed) -> Job:
 def _changes(view: View, shares: Mapping[int, float]) -> list[Assignment]:
     """Devices for those whose share changes, wide ones first; nothing where they do not all fit."""
     changed = [trial for trial, share in shares.items() if share != view.running[trial].assignment.share]
-    space = Space(view.devices, everywhere(view), kinds(view.running.values()), view.unlike)
+    space = Capacity(view.devices, everywhere(view), kinds(view.running.values()), view.unlike)
     for one in (view.running[trial] for trial in changed):
         space.give(one.assignment.devices, one.assignment.share, one.demand.bytes)
     made = []

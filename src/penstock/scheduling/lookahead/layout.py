@@ -58,7 +58,7 @@ def options(curve: Curve, devices: int, alone: bool = False) -> tuple[Option, ..
 
 
 @dataclass(frozen=True)
-class Job:
+class Work:
     """A trial to plan: its runtime on a device of its own, and what it can be given, narrowest first.
 
     ``crew`` is the place of its group in the list of those. ``after`` are the seconds that the group's later rungs take
@@ -81,10 +81,10 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Held:
+class Occupied:
     """A trial on devices, by their places in the list, until it ends."""
 
-    job: Job
+    job: Work
     share: float
     devices: tuple[int, ...]
     end: float
@@ -98,7 +98,7 @@ class Crew:
     """
 
     out: int
-    rungs: tuple[tuple[Job, ...], ...] = ()
+    rungs: tuple[tuple[Work, ...], ...] = ()
     after: float = 0.0
     left: float = 0.0
 
@@ -113,7 +113,7 @@ class Site:
     free: tuple[float, ...]
     bytes: tuple[int, ...]
     kinds: tuple[str, ...]
-    held: tuple[Held, ...]
+    held: tuple[Occupied, ...]
     crews: tuple[Crew, ...]
     unlike: bool = False
     moving: float = math.inf
@@ -202,11 +202,13 @@ class Scene:
             known = self._options[id(curve), alone] = options(curve, len(self.names), alone)
         return tuple([Option(share, runtime * seconds, runtime * area) for share, seconds, area in known])
 
-    def held(self, job: Job, one: Assignment, seconds: float) -> Held:
+    def held(self, job: Work, one: Assignment, seconds: float) -> Occupied:
         """A job that was begun, and takes so many seconds from now."""
-        return Held(job, one.share, tuple(self._places[name] for name in one.devices if name in self._places), seconds)
+        return Occupied(
+            job, one.share, tuple(self._places[name] for name in one.devices if name in self._places), seconds
+        )
 
-    def begun(self, more: Sequence[Held]) -> Site:
+    def begun(self, more: Sequence[Occupied]) -> Site:
         """The site with more trials begun."""
         free, bytes, there = list(self.site.free), list(self.site.bytes), list(self.site.kinds)
         for one in more:
@@ -226,13 +228,13 @@ class Scene:
             if start.time == 0
         ]
 
-    def _job(self, demand: Demand, crew: Crew, guesses: Mapping[float, float], roomy: bool) -> Job:
+    def _job(self, demand: Demand, crew: Crew, guesses: Mapping[float, float], roomy: bool) -> Work:
         unit = self.speed.unit(demand.trial)
         runtime = demand.units * unit
         ours, guess = self.options(demand, runtime), demand.position == (0, 0) and unit in guesses
         if guess and roomy:  # it may take far longer than its like: a device of its own costs the others little
             ours = tuple([option for option in ours if option.share >= 1])
-        return Job(
+        return Work(
             demand.trial,
             self._crews[demand.group],
             runtime,
@@ -247,13 +249,13 @@ class Scene:
             demand.units * guesses[unit] if guess else runtime,
         )
 
-    def _under_way(self, one: Holding) -> Held:
+    def _under_way(self, one: Holding) -> Occupied:
         demand = one.demand
         unit = self.speed.unit(demand.trial)
         runtime = (demand.units - one.done) * unit
         ours = self.options(demand, runtime)
         crew, bytes, signature = self._crews[demand.group], demand.bytes, demand.signature
-        job = Job(demand.trial, crew, runtime, unit, ours, bytes=bytes, signature=signature)
+        job = Work(demand.trial, crew, runtime, unit, ours, bytes=bytes, signature=signature)
         return self.held(job, one.assignment, runtime * self.speed.curve(demand.trial).at(one.at))
 
     def _crew(self, ours: Sequence[Demand], most: int) -> Crew:
@@ -262,7 +264,7 @@ class Scene:
             return Crew(len(ours))
         units = [self.speed.unit(one.trial) for one in ours]
         unit = sum(units) / len(ours)
-        crew, rungs, after, left = self._crews[ours[0].group], list[tuple[Job, ...]](), 0.0, 0.0
+        crew, rungs, after, left = self._crews[ours[0].group], list[tuple[Work, ...]](), 0.0, 0.0
         like = [(id(self.speed.curve(one.trial)), one.signature, one.bytes) for one in ours]
         first = dict(reversed(list(zip(like, ours, strict=True))))
         for place, rung in reversed(list(enumerate(ours[0].later))):
@@ -282,9 +284,9 @@ class Scene:
         ours = self.options(one, 1.0)
         return max(longest * ours[-1].seconds, runtimes * ours[0].area / len(self.names))
 
-    def _follower(self, one: Demand, crew: int, runtime: float, unit: float, after: float, left: float) -> Job:
+    def _follower(self, one: Demand, crew: int, runtime: float, unit: float, after: float, left: float) -> Work:
         ours = self.options(one, runtime)
-        return Job(-1, crew, runtime, unit, ours, LAST, one.priority, one.bytes, one.signature, after, left, runtime)
+        return Work(-1, crew, runtime, unit, ours, LAST, one.priority, one.bytes, one.signature, after, left, runtime)
 
     def _largest(self) -> int:
         """The bytes of the largest device that is free once all that ends has ended; what others have is theirs."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from penstock.scheduling.base import FULL
-from penstock.scheduling.lookahead.layout import BETTER, Held, Job, Option, Plan, Policy, Site, Start
+from penstock.scheduling.lookahead.layout import BETTER, Occupied, Option, Plan, Policy, Site, Start, Work
 
 PASSED = 64  # trials that do not fit, for each signature that has room, after which no other is looked at
 SPREADING = 3  # trials, the last to end, that are looked at when something is free and nobody waits
@@ -22,7 +22,7 @@ WORTH = 2  # units that a trial has left, at least, when it moves
 Key = tuple[float, ...]
 
 
-def follow(site: Site, jobs: Sequence[Job], policy: Policy, limit: float = math.inf) -> Plan:
+def follow(site: Site, jobs: Sequence[Work], policy: Policy, limit: float = math.inf) -> Plan:
     """The plan that a policy comes to for jobs that wait; infinite where one waits for ever.
 
     Where no trial can move, a plan that is certain to end after the ``limit`` is not gone on with, and is infinite.
@@ -35,13 +35,13 @@ class _Run:
 
     __slots__ = ("devices", "end", "job", "seconds", "share")
 
-    def __init__(self, job: Job, share: float, devices: tuple[int, ...], end: float, seconds: float) -> None:
+    def __init__(self, job: Work, share: float, devices: tuple[int, ...], end: float, seconds: float) -> None:
         self.job, self.share, self.devices, self.end = job, share, devices, end
         self.seconds = seconds  # of all of it, at its share
 
 
 class _Rollout:
-    def __init__(self, site: Site, jobs: Sequence[Job], policy: Policy, limit: float) -> None:
+    def __init__(self, site: Site, jobs: Sequence[Work], policy: Policy, limit: float) -> None:
         self.site, self.policy, self.limit = site, policy, limit
         self.now = self.makespan = self.total = 0.0
         self.bytes = list(site.bytes)
@@ -60,7 +60,7 @@ class _Rollout:
         for one in site.held:
             self._push(_under_way(one), one.end)
         order = policy.order or sorted(range(len(jobs)), key=lambda i: (-jobs[i].priority, jobs[i].asked))
-        self.waiting: list[tuple[Job, int]] = [(jobs[i], i) for i in order]
+        self.waiting: list[tuple[Work, int]] = [(jobs[i], i) for i in order]
 
     def run(self) -> Plan:
         while True:
@@ -88,7 +88,7 @@ class _Rollout:
         if deadline == math.inf:
             room = len(self.empty) + sum(sum(there.values()) for there in begun.values())
         for fill in (False, True):
-            still: list[tuple[Job, int]] = []
+            still: list[tuple[Work, int]] = []
             first = -math.inf  # the highest priority of a job that waits on: nobody of a lower one overtakes it
             refused: dict[str, float] = {}  # the least share that there was no room for, by signature
             for i, (job, place) in enumerate(self.waiting):
@@ -124,7 +124,7 @@ class _Rollout:
             if solo or not still or not self.empty:
                 break
 
-    def _start(self, job: Job, place: int, option: Option) -> bool:
+    def _start(self, job: Work, place: int, option: Option) -> bool:
         devices = self._places(option.share, job)
         if not devices:
             return False
@@ -138,7 +138,7 @@ class _Rollout:
         self.vain = min(self.vain, len(self.empty))
         return True
 
-    def _places(self, share: float, job: Job) -> tuple[int, ...]:
+    def _places(self, share: float, job: Work) -> tuple[int, ...]:
         """Take devices for a job; a fraction of the fullest that has room, so that others stay free."""
         need, empty = job.bytes, self.empty
         if share >= 1:
@@ -243,14 +243,14 @@ class _Rollout:
         self.vain = len(self.empty)
 
 
-def urgency(job: Job) -> Key:
+def urgency(job: Work) -> Key:
     """The order of jobs: of a higher priority, of the group with most time left, the longest, the first to ask."""
     return -job.priority, -job.left, -job.rank, job.asked
 
 
-def _under_way(one: Held) -> _Run:
+def _under_way(one: Occupied) -> _Run:
     return _Run(one.job, one.share, one.devices, one.end, one.end)
 
 
-def _widest(job: Job, devices: int) -> Option:
+def _widest(job: Work, devices: int) -> Option:
     return next(option for option in reversed(job.options) if option.share <= devices)

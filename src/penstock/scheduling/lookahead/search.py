@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from penstock.scheduling.lookahead.layout import Job, Plan, Policy, Site
+from penstock.scheduling.lookahead.layout import Plan, Policy, Site, Work
 from penstock.scheduling.lookahead.rollout import follow, urgency
 
 STARTS = 450  # starts of trials that are laid out for one decision: they are what it takes time for
@@ -31,7 +31,7 @@ class Found:
 class Search:
     """Plans for one decision, as many as there is time for."""
 
-    def __init__(self, site: Site, jobs: Sequence[Job], part: float = 1.0) -> None:
+    def __init__(self, site: Site, jobs: Sequence[Work], part: float = 1.0) -> None:
         self.site, self.jobs = site, jobs
         self.later = sum(len(rung) for crew in site.crews for rung in crew.rungs)
         self.overhead = OVERHEAD + len(site.held)
@@ -157,7 +157,7 @@ class Search:
                             yield replace(best.policy, given={**given, place: option, other: another})
 
 
-def in_order(jobs: Sequence[Job]) -> tuple[int, ...]:
+def in_order(jobs: Sequence[Work]) -> tuple[int, ...]:
     """The places of jobs, the most urgent first; of equally urgent ones, the like that share a device come together."""
     first: dict[str, int] = {}
     for job in jobs:
