@@ -62,6 +62,19 @@ class Devices:
             if len(self.there) > self._wanted:
                 self._remove(device.name)
 
+    def stuck(self, now: float) -> str:
+        """Why nothing can happen any more, for a person."""
+        if self.there:
+            return (
+                f"Nothing can happen any more at {now:g} simulated seconds: no trial runs on the "
+                f"{len(self.there)} devices, and no device comes or goes. Trials that wait must fit on these "
+                "devices."
+            )
+        return (
+            f"Nothing can happen any more at {now:g} simulated seconds: the last device is lost and none will "
+            "come, but trials wait. Expected fewer losses, arrivals after them, or returns=True."
+        )
+
     def lose(self, name: str) -> None:
         """Take a device away; trials on it fail."""
         device = self._remove(name)

@@ -122,21 +122,9 @@ class SimulatedExecutor(Executor):
         self._events = []
         if not events and not woken:
             if end == inf:
-                raise StudyError(self._stuck())
+                raise StudyError(self._devices.stuck(self._now))
             self._now = end
         return events
-
-    def _stuck(self) -> str:
-        if self._devices.there:
-            return (
-                f"Nothing can happen any more at {self._now:g} simulated seconds: no trial runs on the "
-                f"{len(self._devices.there)} devices, and no device comes or goes. Trials that wait must fit on these "
-                "devices."
-            )
-        return (
-            f"Nothing can happen any more at {self._now:g} simulated seconds: the last device is lost and none will "
-            "come, but trials wait. Expected fewer losses, arrivals after them, or returns=True."
-        )
 
     def _at(self, when: float, action: Callable[[Any], None], subject: Any, version: int = -1) -> None:
         heappush(self._heap, (when, next(self._counter), action, subject, version))
