@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,14 @@ def folder() -> Iterator[str]:
 
 
 def measure(study: Study, cluster: ps.Simulated, kinds: int = 1) -> None:
-    """Find out what sharing and spreading cost, by short studies: of many trials, and of one that has all devices."""
-    for trials in (4 * kinds * len(cluster.cluster()), 1):
-        before = study.replace(algorithm=ps.Random(budget=8), trials=trials, name=f"profile {trials}", target=None)
-        before.run(on=cluster, progress=False)
+    """Measure what sharing and spreading cost by two short studies: on one device of each type, and of one trial."""
+    alone = list({device.type: device for device in cluster.cluster()}.values())
+    for trials, budget, where in (
+        (8 * kinds, 1, replace(cluster, devices=alone, losses=(), arrivals=())),
+        (1, 8, cluster),
+    ):
+        before = study.replace(algorithm=ps.Random(budget=budget), trials=trials, name=f"profile {trials}", target=None)
+        before.run(on=where, progress=False)
 
 
 def simulate(
