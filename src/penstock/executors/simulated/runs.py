@@ -236,7 +236,7 @@ def pace(member: SimulatedTrial, settings: Simulated) -> tuple[float, float]:
         return curve.at(member.placement.share) / run.speed, member.placement.share
     width, together = len(run.devices), len(run.members)
     slower = _turns(member) if settings.curves else curve.at(1 / together)
-    return curve.at(width) * slower / run.speed, width / together
+    return curve.at(min(width, curve.widest)) * slower / run.speed, width / together
 
 
 def _turns(member: SimulatedTrial) -> float:

@@ -29,8 +29,8 @@ class Simulated:
         type: the type of each device, where ``devices`` is a number.
         memory: the bytes of each device, where ``devices`` is a number.
         curve: the true effect of sharing and spreading on a unit's time; a table's own curve goes before it. Beyond its
-            end it goes on by its last ratio. Where it has only one entry, p trials take p times as long, and more
-            devices gain nothing.
+            end more devices gain nothing, and more trials on a device take longer by its last ratio. Where it has only
+            one entry, p trials take p times as long.
         curves: the curves of single signatures, by (signature, device type); they go before ``curve``. Where there are
             any, trials of several signatures on a device take turns.
         speeds: how many times as fast a device type is; 1 for a type that is not named.
