@@ -14,7 +14,7 @@ from penstock.executors.simulated.executor import SimulatedExecutor
 from penstock.log.events import Asked, Failed, Opened, Placed, Reported, read
 from penstock.log.history import History
 from penstock.scheduling.base import Assignment
-from penstock.scheduling.capacity import Space
+from penstock.scheduling.capacity import Capacity
 from penstock.scheduling.fifo import fifo
 from penstock.settings import SCHEDULERS
 from penstock.speed.model import SpeedModel
@@ -187,7 +187,7 @@ def test_a_trial_is_described_once_and_again_only_with_another_config(engine):
 
 def thirds(view, demands, speed):
     """A third of a device for each, the emptiest first, beside trials of its signature alone."""
-    space, made = Space(view.devices, view.room, view.kinds, view.unlike), []
+    space, made = Capacity(view.devices, view.room, view.kinds, view.unlike), []
     for demand in demands:
         devices = space.fit(1 / 3, demand.bytes, signature=demand.signature)
         if devices is not None:
