@@ -3,6 +3,8 @@
     python bench/fusion.py --goals                   the cases that have goals, one size of each way: ten minutes
     python bench/fusion.py [--network rn18/8] [--way vmap] [--precision bf16] [--sizes 16,128] [--quick] [--benchmark]
                            [--profile] [--json]
+    python bench/fusion.py --network "gpt2 small" --network "bert small" --precision bf16 --sizes 32 --way eager
+                           --way graph --way compiled --way mps      transformers, by the ways that have goals
     python bench/fusion.py --device cpu --quick      a smoke test without a GPU: batches of 8, few sizes
 
 eager    trials one after another, with the step as written
@@ -50,7 +52,13 @@ from bench.networks import TASKS, Network
 from bench.steps import Row, measured
 from bench.ways import eager, graph, grouped, math_vmap, penstock, vmap
 
-SIZES = {"mlp512": (1, 4, 16, 64, 128, 256), "rn18/8": (1, 4, 16, 64, 128, 512), "rn18": (1, 2, 4)}
+SIZES = {
+    "gpt2 small": (1, 8, 32),
+    "bert small": (1, 8, 32),
+    "mlp512": (1, 4, 16, 64, 128, 256),
+    "rn18/8": (1, 4, 16, 64, 128, 512),
+    "rn18": (1, 2, 4),
+}
 SIZE = (1, 4, 16, 64, 128)
 GOALS = {  # the number of trials that Penstock trains at once, for each case with a goal
     ("rn18/8", "bf16"): 512,
@@ -59,6 +67,8 @@ GOALS = {  # the number of trials that Penstock trains at once, for each case wi
     ("char transformer", "bf16"): 128,
     ("mobilenet/8", "bf16"): 128,
     ("rn18", "bf16"): 4,
+    ("gpt2 small", "bf16"): 32,  # at least 8 times one after another (eager), and twice mps
+    ("bert small", "bf16"): 32,
 }
 OTHERS = 128  # the most trials of the other ways, which gain nothing from more
 

@@ -5,6 +5,11 @@ rn18              the same at its full width of 64
 mlp512            3072-512-512-10, batch 256, SGD with momentum
 char transformer  4 layers, width 64, 4 heads, 64 windows of 128 characters of tinyshakespeare, Adam
 mobilenet/8       depthwise-separable convolutions from width 8, batch 256, Adam
+gpt2 small        4 layers, width 256, 8 heads, 16 windows of 128 of 8192 tokens, tied output, AdamW
+bert small        the same size in both directions, with padding, 15% of the tokens to be guessed, AdamW
+
+The last two are the architectures of Hugging Face's GPT-2 and BERT in plain torch, as a machine with a GPU may not have
+that library, without dropout: the public ways draw otherwise than a trial alone.
 """
 
 from __future__ import annotations
@@ -134,19 +139,19 @@ def convolution(inside: int, outside: int, kernel: int, stride: int = 1, groups:
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         batch, length, width = x.shape
         q, k, v = (
             part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
             for part in self.qkv(x).split(width, dim=2)
         )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
 
 
@@ -179,6 +184,89 @@ class Gpt(nn.Module):
         return self.head(self.ln(x))  # type: ignore[no-any-return]
 
 
+class TiedGpt(Gpt):
+    """As GPT-2: the output's weights are the table of tokens, and weights begin small."""
+
+    def __init__(self, vocabulary: int, context: int, width: int, heads: int, layers: int) -> None:
+        super().__init__(vocabulary, context, width, heads, layers)
+        self.head.weight = self.tokens.weight
+        for p in self.parameters():
+            if p.ndim > 1:
+                nn.init.normal_(p, std=0.02)
+
+
+class BertBlock(nn.Module):
+    """A layer of BERT, whose norms come after the sums."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, causal=False)
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.ln1(x + self.attention(x, mask))
+        return self.ln2(x + self.mlp(x))  # type: ignore[no-any-return]
+
+
+class Bert(nn.Module):
+    """As BERT for masked tokens: token 0 is padding."""
+
+    def __init__(self, vocabulary: int, context: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.ln = nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(BertBlock(width, heads) for _ in range(layers))
+        self.transform = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
+        self.head = nn.Linear(width, vocabulary)
+        self.head.weight = self.tokens.weight
+        for p in self.parameters():
+            if p.ndim > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = (tokens != 0)[:, None, None]
+        x = self.ln(self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device)))
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(self.transform(x))  # type: ignore[no-any-return]
+
+
+class Gpt2Small(ps.Task):
+    batch_size = 16
+    vocabulary, context, rows = 8192, 128, 288
+
+    def data(self, config: Config) -> Split:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(3, self.vocabulary, (self.rows, self.context + 1), generator=generator)
+        x, y = tokens[:, :-1], tokens[:, 1:]
+        return (x[:256], y[:256]), (x[256:], y[256:])
+
+    def model(self, config: Config) -> nn.Module:
+        return TiedGpt(self.vocabulary, self.context, width=256, heads=8, layers=4)
+
+    def optimizer(self, params: Iterable[Parameter], config: Config) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, lr=config["lr"])
+
+    def loss(self, model: nn.Module, batch: Any, config: Config) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+
+class BertSmall(Gpt2Small):
+    def data(self, config: Config) -> Split:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(3, self.vocabulary, (self.rows, self.context), generator=generator)
+        there = torch.arange(self.context) < torch.randint(64, self.context + 1, (self.rows, 1), generator=generator)
+        guessed = there & (torch.rand(tokens.shape, generator=generator) < 0.15)
+        x = torch.where(guessed, 1, torch.where(there, tokens, 0))
+        y = torch.where(guessed, tokens, -100)  # the loss is the mean over these tokens alone
+        return (x[:256], y[:256]), (x[256:], y[256:])
+
+    def model(self, config: Config) -> nn.Module:
+        return Bert(self.vocabulary, self.context, width=256, heads=8, layers=4)
+
+
 class CharTransformer(ps.Task):
     batch_size = 64
     vocabulary = 65
@@ -202,6 +290,8 @@ TASKS: dict[str, tuple[ps.Task, dict[str, float]]] = {
     "mlp512": (Mlp512(), {"lr": 0.01, "momentum": 0.9}),
     "char transformer": (CharTransformer(), {"lr": 1e-3}),
     "mobilenet/8": (MobileNet(), {"lr": 2e-3}),
+    "gpt2 small": (Gpt2Small(), {"lr": 3e-4}),
+    "bert small": (BertSmall(), {"lr": 3e-4}),
     "rn18": (FullResNet18(), {"lr": 0.01, "momentum": 0.9}),
 }
 """Each network's task, and the config that the bench's trials have."""

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.images import CONFIG, Images, Row, row, taken
-from penstock.bundle import Bundle, Device, Failed, Gathering, Job, Placement
+from penstock.bundle import Bundle, Device, Gathering, Job, Placement, TrialFailed
 from penstock.log.states import States
 from penstock.scheduling.nodes import arrange
 from penstock.training.worker import Worker
@@ -117,7 +117,7 @@ def serve(host: str, rank: int, count: int, folder: str) -> None:
         event = worker.advance()
         if isinstance(event, Gathering):
             print(event.bundle.meeting, flush=True)
-        if isinstance(event, Failed):
+        if isinstance(event, TrialFailed):
             raise RuntimeError(event.error)
 
 

@@ -24,7 +24,7 @@ from ray import tune
 from ray.tune.schedulers import ResourceChangingScheduler
 
 from bench.images import CONFIG, Images, Row, row, taken
-from penstock.bundle import Bundle, Failed, Job, Placement, Stopped
+from penstock.bundle import Bundle, Job, Placement, TrialFailed, TrialStopped
 from penstock.executors.base import Executor
 from penstock.executors.processes.executor import ProcessExecutor
 from penstock.executors.ray.executor import RayExecutor
@@ -46,14 +46,14 @@ def train(executor: Executor, attempt: int, devices: range, state: Any, folder: 
     placement = Placement(0, attempt, CONFIG, LONG, state)
     executor.place(Bundle(str(attempt), names, (placement,), mode, "images"))  # type: ignore[arg-type]
     events: list[Any] = []
-    while len(taken(folder, began)) < STEPS * size and not any(isinstance(event, Failed) for event in events):
+    while len(taken(folder, began)) < STEPS * size and not any(isinstance(event, TrialFailed) for event in events):
         events = executor.wait(0.05)
     executor.place(Bundle(str(attempt), names, ()))
     while True:
         for event in events:
-            if isinstance(event, Failed):
+            if isinstance(event, TrialFailed):
                 raise RuntimeError(event.error)
-            if isinstance(event, Stopped):
+            if isinstance(event, TrialStopped):
                 return event.state
         events = executor.wait()
 

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import penstock as ps
-from penstock.bundle import Bundle, Failed, Job, Placement
+from penstock.bundle import Bundle, Job, Placement, TrialFailed
 from penstock.executors.processes import executor as processes
 from penstock.executors.processes import forking
 from penstock.executors.processes.executor import ProcessExecutor
@@ -98,7 +98,7 @@ class Started(forking.Forked):
         super().close()
 
 
-def until(executor: ProcessExecutor, kind: type[Report] | type[Failed], trials: set[int]) -> None:
+def until(executor: ProcessExecutor, kind: type[Report] | type[TrialFailed], trials: set[int]) -> None:
     """Wait until an event of a kind has come for each of these trials."""
     while trials:
         trials -= {event.trial for event in executor.wait() if isinstance(event, kind)}
@@ -120,7 +120,7 @@ def start_and_replace(dir: str) -> tuple[float, float]:
         pid, began = executor._workers["cpu:0"].process.pid, time.perf_counter()
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        until(executor, Failed, {0})
+        until(executor, TrialFailed, {0})
         place(executor, 0, 2)
         until(executor, Report, {0})
         return started, time.perf_counter() - began

@@ -24,7 +24,7 @@ Every public name, with the docstring it has in the code: `make docs` makes this
 `import penstock as ps`. [The guide](guide.md) says when to use what.
 """
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Studies": ("Study", "tune"),
+    "Studies": ("Study", "tune", "load"),
     "Tasks": ("Task", "FunctionTrial", "Paused"),
     "Results": ("Result", "Trial"),
     "Simulated clusters": ("Simulated", "Curve", "TabulatedTask", "Tabulated"),

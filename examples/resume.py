@@ -1,9 +1,10 @@
 """Stop a study and resume it: nothing is trained twice, and the result is the same as without the stop.
 
-    penstock run examples/resume.py
+    penstock run examples/resume.py --deterministic
 
 A study with an existing name goes on from its log, whether it was interrupted (try Ctrl-C, or kill -9), reached its
-target or deadline, or has more trials now. Run this file twice: the second time there is nothing left to do.
+target or deadline, or has more trials now. Run this file twice: the second time there is nothing left to do. Nothing is
+decided by measured times here, so the result is the same to the last digit.
 From the shell: ``penstock resume resume``, and ``penstock resume resume --trials 36`` for more trials.
 """
 
@@ -48,7 +49,7 @@ study = ps.Study(
 )
 
 if __name__ == "__main__":
-    early = study.replace(target=0.1).run()
+    early = study.replace(target=0.1).run(deterministic=True)
     print(f"Stopped, {early.ended}: {sum(len(trial.curve) for trial in early.trials)} units. Best: {early.best}")
-    result = study.run()
+    result = study.run(deterministic=True)
     print(f"Went on, {result.ended}: {sum(len(trial.curve) for trial in result.trials)} units. Best: {result.best}")

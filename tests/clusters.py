@@ -1,21 +1,19 @@
 """A real Ray cluster of several nodes on this machine, to lose nodes, raylets and workers of.
 
 Import this before ray: Ray reads part of its environment when it is imported. Each node is a process of its own that
-starts Ray's for that node, in a session of its own, by which they are found whoever became their parent. A node ends
-with its standard input, so that nothing outlives the process that made the cluster, not even when that is killed.
+starts Ray's for that node, in a session of its own, by which they are found whoever became their parent. Nodes, and the
+workers on them, are forked from a process that has imported torch. A node ends with its connection, so that
+nothing outlives the process that made the cluster, not even when that is killed.
 
 Seconds on two cores: head 2.5, node 1.5, kill 0.03, then marked dead 0.7 to 0.8, notice to drain 0.005, close 0.1.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,8 +21,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from penstock.executors.processes.forking import Forked, fork
+from penstock.executors.processes.server import fork_on_request
+from penstock.executors.processes.worker import NEEDED
+from tests import nursery
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -71,7 +75,7 @@ class Cluster:
         self.dir = Path(tempfile.mkdtemp(prefix="p", dir=SHORT if Path(SHORT).is_dir() else None))
         self.address = ""
         self.nodes: list[Node] = []
-        self._started: dict[int, subprocess.Popen[str]] = {}
+        self._started: dict[int, Forked] = {}
         self._ended: list[int] = []
         self._state: Any = None
         try:
@@ -187,25 +191,18 @@ class Cluster:
             "max_worker_port": 0,
             "dashboard_agent_listen_port": None,
         }
-        with (self.dir / "starting.log").open("a") as log:
-            started = subprocess.Popen(
-                [sys.executable, __file__, json.dumps({**common, **settings})],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-                env={**os.environ, "RAY_TMPDIR": str(self.dir)},
-            )
+        started = fork("tests.clusters")
+        assert started.pid is not None
         self._started[started.pid] = started
-        assert started.stdout is not None
-        ready, _, _ = select.select([started.stdout], [], [], 60)
-        line = started.stdout.readline() if ready else ""
-        if not line:
+        started.connection.send(({**common, **settings}, str(self.dir / "starting.log")))
+        found = None
+        if started.connection.poll(60):
+            with suppress(EOFError):
+                found = started.connection.recv()
+        if found is None:
             said = (self.dir / "starting.log").read_text()[-2000:]
             self._end(started.pid)
             raise RuntimeError(f"A Ray node did not start within 60 seconds: {said}")
-        found = json.loads(line)
         return Node(found["id"], started.pid, cpus, gpus), found["address"]
 
     def _end(self, session: int) -> None:
@@ -213,11 +210,10 @@ class Cluster:
         if started is None:
             return
         until(lambda: not killed(session), f"the processes of session {session} end")
-        for pipe in (started.stdin, started.stdout):
-            if pipe is not None:
-                pipe.close()
         started.wait()  # only now may the number of the session be given to another
-        self._ended.append(self._started.pop(session).pid)
+        started.close()
+        del self._started[session]
+        self._ended.append(session)
 
     def _connect(self) -> None:
         options: Any = import_module("ray._raylet").GcsClientOptions
@@ -259,19 +255,39 @@ def killed(session: int) -> int:
     return len(pids)
 
 
-def serve(settings: dict[str, Any]) -> None:
-    """Start a node's processes in this one's session, say where, and end with standard input."""
+def serve(driver: Connection[Any, Any]) -> None:
+    """Start a node's processes in this one's session, say where, and end with the driver."""
+    settings, log = driver.recv()
+    _redirect(log)
+
+    def end() -> None:
+        killed(os.getsid(0))
+
+    # A nursery ends with its node. The folder stays, as it is the whole cluster's.
+    nursery.start(f"{settings['temp_dir']}/{os.getpid()}", end)
+    # Only now, as workers read their own environment when they import ray.
     from ray._private.node import Node as RayNode
     from ray._private.parameter import RayParams
 
     head = "gcs_address" not in settings
-    node = RayNode(RayParams(**settings), head=head, shutdown_at_exit=False, spawn_reaper=False)
+    params = RayParams(**settings, worker_path=nursery.__file__)
+    node = RayNode(params, head=head, shutdown_at_exit=False, spawn_reaper=False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a raylet that nobody waits for looks alive to its workers
-    print(json.dumps({"id": node.node_id, "address": node.gcs_address}), flush=True)
-    sys.stdin.read()  # until whoever made the cluster is gone, as `close` ends this process before
+    driver.send({"id": node.node_id, "address": node.gcs_address})
+    with suppress(EOFError):
+        driver.recv()  # until the driver is gone, as `close` ends this process before
     shutil.rmtree(settings["temp_dir"], ignore_errors=True)
-    killed(os.getpid())
+    end()
+
+
+def _redirect(log: str) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
 
 
 if __name__ == "__main__":
-    serve(json.loads(sys.argv[1]))
+    for name in (*NEEDED, "penstock.executors.ray.worker"):
+        import_module(name)
+    serve(fork_on_request(int(sys.argv[1])))

@@ -1,5 +1,6 @@
 """One thread in every test, and in every process that a test starts: bits depend on it, and cores are few."""
 
+import gc
 import os
 import signal
 
@@ -13,13 +14,37 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_configure(config):
-    config.option.loadscopereorder = False  # pytest-xdist would not keep the order below
+# Tests that share processes which take seconds to start, such as Ray's, stay in one process of pytest-xdist. Its marks
+# for groups have no effect with pytest 9.
+SHARING = ("tests/executors/ray/", "tests/training/spread/", "tests/test_ports.py")
+
+
+def sharing(nodeid):
+    """The first part of a test's name that it has in common with the tests of its group; None without a group."""
+    return next((group for group in SHARING if nodeid.startswith(group)), None)
 
 
 def pytest_collection_modifyitems(items):
-    """What shares a Ray cluster stays in one process, and goes first: the rest then fills both processes to the end."""
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    """Groups go first: the other tests then fill all processes to the end."""
+    items.sort(key=lambda item: sharing(item.nodeid) is None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return sharing(nodeid) or nodeid
+
+    config.option.loadscopereorder = False  # or it would not keep the order of the tests
+    return Groups(config, log)
+
+
+def pytest_collection_finish():
+    """Python then never looks again for cycles among all tests and modules, which takes it half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,8 @@ from penstock.log.events import Asked, Placed, Reported, read
 from tests.contracts.executors import alone
 from tests.tasks import Blobs, Noisy, trivial
 
+HOW = {"progress": False, "sharing": "solo", "deterministic": True}  # or the clock decides how often states are written
+
 
 def asha(dir):
     space = {"lr": ps.loguniform(1e-3, 1), "momentum": ps.uniform(0, 0.9)}
@@ -115,7 +117,7 @@ def durable_writes(make, dir):
     count = 0
     counter = KilledAt(10**9, "after")
     try:
-        result = make(dir).run(progress=False, sharing="solo")
+        result = make(dir).run(**HOW)
     finally:
         os.write, pathlib.Path.replace = counter.write, counter.replace
     count = 10**9 - counter.left
@@ -133,10 +135,10 @@ def test_killed_at_any_write_and_resumed_finds_the_same(make, tmp_path):
 
         def killed(n=n, moment=moment, dir=dir):
             KilledAt(n, moment)
-            make(dir).run(progress=False, sharing="solo")
+            make(dir).run(**HOW)
 
         assert os.WIFSIGNALED(in_a_child(killed)), (n, moment)
-        result = make(dir).run(progress=False, sharing="solo")
+        result = make(dir).run(**HOW)
         assert found(result) == whole, (n, moment)
         assert not list((dir / "s" / "states").glob("*.partial"))
 
@@ -148,10 +150,10 @@ def test_killed_again_and_again(tmp_path):
 
         def killed(n=n):
             KilledAt(n, "middle")
-            asha(dir).run(progress=False, sharing="solo")
+            asha(dir).run(**HOW)
 
         in_a_child(killed)
-    assert found(asha(dir).run(progress=False, sharing="solo")) == whole
+    assert found(asha(dir).run(**HOW)) == whole
 
 
 def test_a_fused_study_that_is_killed_loses_nothing_and_does_nothing_twice(tmp_path):

@@ -11,8 +11,9 @@ from torch import nn
 
 import penstock as ps
 from penstock.engine.decisions import Decider, replay
-from penstock.log.events import Asked, Log, Placed, Reported, Saved, read
+from penstock.log.events import Asked, Placed, Reported, Saved, read
 from penstock.log.history import History
+from penstock.log.writer import Log
 from penstock.seeds import key
 from penstock.training.random.keyed import Keyed
 from penstock.training.random.masks import SoloKeys
@@ -44,7 +45,7 @@ class Double(Blobs):
 def test_1_a_state_is_that_of_a_plain_pytorch_run():
     algorithm = ps.ASHA(max_budget=4, min_budget=2, reduction=2)
     result = study(Blobs(), algorithm=algorithm, trials=2).run(progress=False)
-    trial = next(t for t in result.trials if t.state == "paused")
+    trial = next(t for t in result.trials if t.state == "stopped")
     (file,) = Path(".penstock/s/states").glob(f"{trial.number:06d}-*.pt")
     state = torch.load(file, weights_only=True)
     x, y = blobs()
@@ -197,7 +198,7 @@ def test_9_trials_are_a_total_over_any_number_of_resumes():
 
 LEVELS = [
     ["cli"],
-    ["study", "stopping", "settings", "report", "result"],
+    ["study", "stopping", "settings", "report", "result", "opening", "goal", "reading", "arguments"],
     ["engine"],
     ["algorithms", "scheduling"],
     ["executors"],
@@ -209,7 +210,7 @@ LEVELS = [
     ["speed"],
     ["space"],
     ["domains"],
-    ["trial", "seeds", "errors"],
+    ["trial", "seeds", "errors", "numeric", "saying"],
 ]
 
 

@@ -11,6 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
+import penstock
 from tests.programs import run
 
 REPO = Path(__file__).parents[1]
@@ -18,7 +19,7 @@ README = (REPO / "README.md").read_text()
 SHELL = [
     line.split("#")[0].strip() for block in re.findall(r"```sh\n(.*?)```", README, re.S) for line in block.splitlines()
 ]
-(EXAMPLE,) = re.findall(r"```python\n(.*?)```", README, re.S)
+EXAMPLE, FROM_OPTUNA, FROM_RAY_TUNE = re.findall(r"```python\n(.*?)```", README, re.S)
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
@@ -35,24 +36,42 @@ def typed(command: str, cwd: Path) -> str:
 
 def test_every_command_is_run_here() -> None:
     assert sorted(SHELL) == sorted([*commands("make "), *commands("pip "), *commands("penstock ")])
-    assert commands("make ") == ["make demo", "make test"]
+    assert commands("make ") == ["make demo", "make wheel"]
 
 
 @pytest.mark.parametrize(
     ("target", "recipe"),
     [
         ("demo", ".venv/bin/penstock run examples/digits.py"),
-        ("test", ".venv/bin/python -m pytest -n 2 --dist loadgroup"),
+        ("test", ".venv/bin/python -m pytest -n 3"),
+        ("wheel", "-m pip wheel --quiet --no-deps --wheel-dir dist ."),
     ],
 )
-def test_make_has_its_two_commands(target: str, recipe: str) -> None:
+def test_make_has_its_commands(target: str, recipe: str) -> None:
     assert typed(f"make --no-print-directory -n {target}", REPO).splitlines()[-1].endswith(recipe)
+
+
+def test_the_demo_installs_only_what_it_needs() -> None:
+    """A demo is made in a bare checkout here: ``-B`` takes all targets for missing."""
+    wanted = typed("make --no-print-directory -n -B demo", REPO)
+    assert "-e . scikit-learn" in wanted
+    assert "[dev]" not in wanted
+    assert "[dev]" in typed("make --no-print-directory -n -B test", REPO)
+
+
+@pytest.mark.parametrize("program", [FROM_OPTUNA, FROM_RAY_TUNE], ids=["Optuna", "Ray Tune"])
+def test_those_who_come_from_elsewhere_need_few_lines_and_these_run(program: str, tmp_path: Path) -> None:
+    lines = [line for line in program.splitlines() if line and not line.startswith("import")]
+    assert len(lines) <= 5
+    (tmp_path / "coming.py").write_text(program)
+    assert "ended: done · 64/64 trials" in run("python coming.py").stderr
 
 
 def test_what_pip_is_told_is_there() -> None:
     extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for line in commands("pip "):
-        assert re.fullmatch(r"pip install -c constraints.txt -e ('\.\[[\w,]+\]'|\.)", line), line
+        wheel = re.escape(f"dist/penstock-{penstock.__version__}-py3-none-any.whl")
+        assert re.fullmatch(rf"pip install -c constraints.txt (-e ('\.\[[\w,]+\]'|\.)|{wheel})", line), line
         assert set(re.findall(r"\w+", line.partition("[")[2])) <= extras.keys(), line
     assert sorted(re.findall(r"^\| `(\w+)` \|", README, re.M)) == sorted(extras)
     assert (REPO / "constraints.txt").is_file()

@@ -10,7 +10,9 @@ import sys
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -99,9 +101,15 @@ def ranges(draw: st.DrawFn) -> Range:
         (lambda: ps.randint(True, 3), "randint needs a whole number as low, got True"),
         (lambda: ps.choice([]), "choice needs at least one value, got none"),
         (lambda: ps.grid(()), "grid needs at least one value, got none"),
-        (lambda: ps.choice("adam"), "choice needs a list of values, got 'adam': their order must not change"),
-        (lambda: ps.choice({1, 2}), "choice needs a list of values, got {1, 2}"),
-        (lambda: ps.choice(3), "choice needs a list of values, got 3"),
+        (lambda: ps.choice("adam"), r"choice must be a list or tuple of values, got 'adam': write \['adam'\]"),
+        (lambda: ps.choice({1, 2}), "choice must be a list or tuple of values, got {1, 2}: give a list, as the order"),
+        (lambda: ps.grid({"a": 1}), "grid must be a list or tuple of values, got {'a': 1}: give the list of its keys"),
+        (lambda: ps.choice(3), r"choice must be a list or tuple of values, got 3: write \[3\]"),
+        (
+            lambda: ps.choice([1, ps.uniform]),
+            r"choice has the function uniform\(low, high\), uncalled, among its values",
+        ),
+        (lambda: ps.choice([FloatDistribution]), "choice has the class FloatDistribution, uncalled, among its values"),
         (lambda: ps.choice([lambda: 1, lambda: 2]), "choice has two values that the log cannot tell apart"),
         (lambda: ps.choice([(1, 2), [1, 2]]), r"cannot tell apart, \[1, 2\]: name them by strings"),
         (lambda: ps.choice([Relu, repr(Relu)]), "choice has two values that the log cannot tell apart"),
@@ -113,6 +121,20 @@ def ranges(draw: st.DrawFn) -> Range:
         (lambda: Space.of({1: ps.uniform(0, 1)}), "A parameter's name must be a string, got 1: write '1'"),
         (lambda: Space.of({"o": {"lr": ps.uniform(0, 1)}}), "o has a range inside .* give it a name of its own"),
         (lambda: Space.of({"o": [IntDistribution(0, 1)]}), "o has a range inside .* give it a name of its own"),
+        (
+            lambda: Space.of({**SPEC, "m": ps.uniform}),
+            r"m must be a range or a constant, got the function uniform\(low, high\), uncalled: call it with its",
+        ),
+        (lambda: Space.of({**SPEC, "m": [ps.choice]}), r"m must be .*, got the function choice\(values\), uncalled"),
+        (
+            lambda: Space.of({**SPEC, "m": FloatDistribution}),
+            "m must be a range or a constant, got the class FloatDistribution, uncalled: call it with its arguments",
+        ),
+        (
+            lambda: Space.of({**SPEC, "m": lambda spec: 1}),
+            r"m must be .*, got the function <lambda>, which is not called: choose among functions by ps.choice",
+        ),
+        (lambda: Space.of({**SPEC, "m": len}), "m must be a range or a constant, got the function len, which is not"),
         (
             lambda: Space.of({"lr": type("Float", (), {"__module__": "ray.tune.search.sample"})()}),
             "lr is Ray Tune's own",
@@ -333,11 +355,15 @@ def test_restoring_leaves_what_is_not_in_the_space_as_it_is() -> None:
 # Grid
 
 
+def grid(space):
+    return [space.grid_point(number) for number in range(space.grid_size())]
+
+
 def test_the_grid_is_in_order_with_the_last_name_fastest() -> None:
     space = Space.of({"a": ps.grid([2, 1]), "c": "x", "b": ps.randint(0, 3), "q": ps.quniform(0, 0.3, 0.3)})
     expected = [{"a": a, "b": b, "q": q, "c": "x"} for a in (2, 1) for b in (0, 1, 2) for q in (0.0, 0.3)]
-    assert space.grid() == expected
-    assert Space.of({"a": ps.uniform(1, 1), "b": ps.choice([Relu, None])}).grid() == [
+    assert grid(space) == expected
+    assert grid(Space.of({"a": ps.uniform(1, 1), "b": ps.choice([Relu, None])})) == [
         {"a": 1, "b": Relu},
         {"a": 1, "b": None},
     ]
@@ -356,7 +382,7 @@ def test_the_grid_is_in_order_with_the_last_name_fastest() -> None:
 )
 def test_what_the_grid_refuses(spec: Any, message: str) -> None:
     with pytest.raises(SpaceError, match=message):
-        Space.of(spec).grid()
+        Space.of(spec).grid_size()
 
 
 # Perturbing
@@ -409,7 +435,7 @@ def test_perturbing_a_value_outside_the_space_draws_anew() -> None:
 
 def test_perturbing_needs_a_dict() -> None:
     with pytest.raises(
-        SpaceError, match=r"PBT needs a dict, got the function define_by_run .*: write the space as a dict"
+        SpaceError, match=r"PBT needs a dict, got the function define_by_run: write the space as a dict"
     ):
         Space.of(define_by_run).perturb({}, 0, 0, 0)
 
@@ -450,6 +476,27 @@ def test_check_names_what_is_missing(name: str) -> None:
     del config[name]
     with pytest.raises(SpaceError, match=f"has no '{name}', which the space has"):
         SPACE.check(config)
+
+
+NUMPY = [np.int64(16), np.float32(0.5), np.bool_(True), torch.tensor(3), np.array(2.5), (np.int8(1), [np.int8(2)])]
+PLAIN = [16, 0.5, True, 3, 2.5, (1, [2])]
+
+
+def test_numbers_of_numpy_and_torch_come_back_from_the_log_as_plain_ones() -> None:
+    assert repr(ps.choice(NUMPY).values) == repr(tuple(PLAIN))
+    assert repr(ps.grid(np.array([1, 2])).values) == "(1, 2)"
+    for number, plain in zip(NUMPY, PLAIN, strict=True):
+        space = Space.of({"lr": ps.uniform(0, 1), "c": number, "w": ps.choice([number, "x"]), "d": {"in": number}})
+        assert repr(space.constants) == repr({"c": plain, "d": {"in": plain}})
+        config = space.draw(0, 0)
+        assert space.restore(logged(config)) == config
+        assert repr(space.domains["w"].point(0)) == repr(plain)
+        assert "np." not in repr(logged(config))
+
+    def returns(trial: Any) -> dict[str, Any]:
+        return {"double": np.int64(2) * trial.suggest_categorical("w", [np.int64(8)])}
+
+    assert repr(Space.of(returns).draw(0, 0)) == "{'w': 8, 'double': 16}"
 
 
 def test_functions_among_choices_survive_the_process() -> None:

@@ -1,9 +1,11 @@
 """Studies: what is refused, what goes on, and what comes back."""
 
+import json
 import os
 import subprocess
 import sys
 from functools import partial
+from inspect import Parameter, signature
 from pathlib import Path
 from types import ModuleType
 
@@ -13,12 +15,12 @@ import torch
 from torch import nn
 
 import penstock as ps
+from penstock.arguments import seconds
 from penstock.executors.ray.cluster import code_of
 from penstock.log.events import Asked, Opened, Reported
-from penstock.settings import RunSettings
+from penstock.settings import RunSettings, TuneOptions
 from penstock.stopping import say_how_to_resume
-from penstock.study import seconds
-from tests.studies import log, studies
+from tests.studies import log, studies, version_2
 from tests.tasks import Blobs, trivial
 
 SPACE = {"x": ps.uniform(0, 4)}
@@ -45,7 +47,7 @@ BAD = [
     (dict(name=".."), "got '..'"),
     (dict(name=""), "got ''"),
     (dict(target=float("nan")), "target must be a finite value of 'loss'"),
-    (dict(deadline="soon"), 'deadline must be seconds above 0, or text such as "90s", "10m", "2h", got \'soon\''),
+    (dict(deadline="soon"), 'deadline must be .*seconds above 0, or text such as "90s", "10m", "2h", got \'soon\''),
     (dict(deadline=-1), "got -1"),
     (dict(sampler="tpe"), "sampler must be an Optuna sampler"),
     (dict(sampler=optuna.samplers.TPESampler(), algorithm=ps.BOHB(max_budget=9)), "BOHB brings its own sampler"),
@@ -65,7 +67,7 @@ BAD = [
     (dict(name=3), "name must be one folder's name"),
     (dict(target="low"), "target must be a finite value of 'loss', got 'low'"),
     (dict(task=3), "Expected a penstock.Task or a function of one trial, got int"),
-    (dict(task=Blobs), r"got the class Blobs: call it, as in Study\(Blobs\(\)"),
+    (dict(task=Blobs), r"got the class Blobs: .*, as in Study\(Blobs\(\)"),
 ]
 
 
@@ -160,6 +162,71 @@ def test_growing_in_steps_equals_running_at_once():
     assert [t.config for t in grown.trials] == configs
 
 
+def test_trained_and_simulated_reports_never_share_a_log():
+    cluster = ps.Simulated(2, unit_seconds=1.0)
+    run()
+    study(name="there").run(on=cluster, progress=False)
+    logs = [Path(f".penstock/{name}/log.jsonl") for name in ("s", "there")]
+    before = [path.read_bytes() for path in logs]
+    with pytest.raises(
+        ps.StudyError, match=r"^Expected real devices, on which the study 's' has run, got a simulated .*: reh"
+    ):
+        study(name="s", trials=5).run(on=cluster, progress=False)
+    with pytest.raises(
+        ps.StudyError, match=r"^Expected a simulated cluster, .* 'there' has run, got on='local': train"
+    ):
+        run(name="there", trials=5)
+    assert [path.read_bytes() for path in logs] == before, "nothing was written"
+    assert len(study(name="there", trials=5).run(on=cluster, progress=False).trials) == 5
+    assert len(run(trials=5).trials) == 5
+
+
+def test_a_log_that_does_not_say_where_its_study_ran_goes_on_anywhere():
+    run()
+    path = Path(".penstock/s/log.jsonl")
+    lines = version_2(path)
+    lines[0]["settings"].pop("run")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(study(name="s", trials=5).run(on=ps.Simulated(2, unit_seconds=1.0), progress=False).trials) == 5
+
+
+@pytest.mark.parametrize("setting", [{"unit_steps": 0}, {"batch_size": 0}, {"precision": "fp8"}])
+def test_a_setting_of_the_task_that_changed_since_is_checked_when_the_study_runs(setting):
+    made = study(Blobs(), {"lr": ps.loguniform(1e-3, 1), "momentum": 0.5})
+    for name, value in setting.items():
+        setattr(made.task, name, value)
+    with pytest.raises(ps.TaskError, match=rf"^Blobs\.{name} must be"):
+        made.run(progress=False)
+    assert not Path(".penstock").exists()
+
+
+def test_a_study_is_shown_by_its_name_task_algorithm_and_goal():
+    assert repr(study()) == "Study(trivial, Random(budget=2, concurrency=8), loss min)"
+    assert (
+        repr(study(name="s", mode=None))
+        == "Study('s', trivial, Random(budget=2, concurrency=8), loss min (by its name))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "again", "said"),
+    [
+        ({}, {}, "its 3 trials are done. Give more with trials= (--trials) to go on."),
+        ({"algorithm": ps.SuccessiveHalving(max_budget=2, reduction=2)}, {}, "its 3 trials are done."),
+        ({"target": 100.0}, {}, "its target is reached. Give a better target= (--target) to go on."),
+        ({}, {"deadline": 1e-9}, "its time is used up. Give a later deadline= (--deadline) to go on."),
+    ],
+)
+def test_a_study_with_nothing_left_to_train_says_so(settings, again, said, capsys):
+    line = f"Nothing was left to train in s: {said}"
+    study(name="s", **settings).run()
+    assert "Nothing was left" not in capsys.readouterr().err
+    study(name="s", **settings, **again).run()
+    assert capsys.readouterr().err.splitlines()[-1] == line
+    run(**settings)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_study_without_a_name_is_new_each_time():
     for _ in range(2):
         study().run(progress=False)
@@ -231,6 +298,7 @@ def test_a_config_in_the_log_that_the_space_would_not_have_drawn():
     run(trials=3)
     path = Path(".penstock/s/log.jsonl")
     drawn = next(e for e in log() if isinstance(e, Asked)).config["x"]
+    version_2(path)
     path.write_text(path.read_text().replace(repr(drawn), "1.25"))
     with pytest.raises(ps.StudyError, match=r"trial 0 was drawn as {'x': 1.25}, and now comes out as"):
         run(trials=4)
@@ -366,6 +434,42 @@ def test_tune_is_a_study_run():
     assert len(result.trials) == 3
 
 
+def test_tune_shows_and_types_every_option_of_a_study_and_of_its_run():
+    options = {**signature(ps.Study).parameters, **signature(ps.Study.run).parameters}
+    del options["self"]
+    shown = signature(ps.tune).parameters
+    assert {name: (one.annotation, one.default) for name, one in shown.items()} == {
+        name: (one.annotation, one.default) for name, one in options.items()
+    }
+    texts = {name: one.__forward_arg__ for name, one in TuneOptions.__annotations__.items()}
+    assert ["task", "space", *texts] == list(shown)
+    for name, text in texts.items():
+        needed = shown[name].default is Parameter.empty
+        assert text == (f"Required[{shown[name].annotation}]" if needed else shown[name].annotation)
+
+
+def test_tune_hands_each_option_on():
+    settings = dict(metric="loss", mode="min", algorithm=ps.Random(budget=2), trials=3)
+    ps.tune(trivial, SPACE, name="s", sharing="solo", progress=False, **settings)
+    (opened,) = [e for e in log() if isinstance(e, Opened)]
+    assert opened.settings["run"]["sharing"] == "solo"
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ({"worker": 2}, "got worker=: use workers=."),
+        ({"zz": 2}, "got zz=: leave it out."),
+        ({"num_samples": 2}, "got num_samples=: use trials=."),
+        ({"direction": "min"}, "got direction=: use mode=."),
+    ],
+)
+def test_an_option_that_tune_does_not_have_is_one_message(option, advice):
+    with pytest.raises(TypeError, match=f"^tune expected options among metric, mode, .*, progress, {advice}$"):
+        ps.tune(trivial, SPACE, metric="loss", algorithm=ps.Random(budget=2), trials=3, **option)
+    assert not Path(".penstock").exists()
+
+
 def test_replace_makes_an_equal_study_with_changes():
     other = study(name="a").replace(trials=7, seed=2)
     assert (other.trials, other.seed, other.metric, other.name) == (7, 2, "loss", "a")
@@ -384,10 +488,13 @@ def test_the_log_says_what_was_run():
     assert opened.settings["algorithm"].startswith("Random(budget=2")
     assert opened.settings["trials"] == 3
     assert opened.settings["run"] == RunSettings().plain()
-    study(name="s").run(on=ps.Simulated(3), sharing="solo", progress=False)
+    study(name="s").run(sharing="solo", progress=False)
     *_, opened = [e for e in log() if isinstance(e, Opened)]
-    assert opened.settings["run"] == {**RunSettings().plain(), "on": "Simulated(devices=3)", "sharing": "solo"}
+    assert opened.settings["run"] == {**RunSettings().plain(), "sharing": "solo"}
     assert [e.trial for e in log() if isinstance(e, Asked)] == [0, 1, 2]
+    study(name="there").run(on=ps.Simulated(3), progress=False)
+    (opened,) = [e for e in log("there") if isinstance(e, Opened)]
+    assert opened.settings["run"] == {**RunSettings().plain(), "on": "Simulated(devices=3)"}
 
 
 def test_importing_penstock_imports_nothing_heavy():
@@ -417,10 +524,12 @@ def test_the_code_of_a_file_is_its_folder_or_that_of_the_package_it_runs_in(monk
 
 
 def test_how_to_resume_says_where_and_how(capsys):
-    say_how_to_resume(Path(".penstock/s"), RunSettings())
-    say_how_to_resume(Path("here/s"), RunSettings("ray?idle=30", workers=2, mixed_types=True))
-    say_how_to_resume(Path(".penstock/s"), RunSettings(ps.Simulated(4), scheduler="fifo"))
-    here, there, nowhere = capsys.readouterr().err.splitlines()
+    say_how_to_resume(Path(".penstock/s"), RunSettings(), "tune.py")
+    say_how_to_resume(Path("here/s"), RunSettings("ray?idle=30", workers=2, mixed_types=True), "tune.py")
+    say_how_to_resume(Path(".penstock/s"), RunSettings(ps.Simulated(4), scheduler="fifo"), "tune.py")
+    say_how_to_resume(Path(".penstock/s"), RunSettings(), None)
+    here, there, nowhere, notebook = capsys.readouterr().err.splitlines()
     assert here.endswith("penstock resume s")
     assert there.endswith("penstock resume s --dir here --on 'ray?idle=30' --workers 2 --mixed-types")
     assert nowhere.endswith("penstock resume s --on simulated --devices 4 --scheduler fifo")
+    assert notebook == "Interrupted; go on by running this Study with name='s' again."

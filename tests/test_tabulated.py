@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.bundle import Bundle, Finished, Job, Placement
+from penstock.bundle import Bundle, Job, Placement, TrialFinished
 from penstock.executors.simulated.executor import SimulatedExecutor
 from penstock.task import as_task, fingerprint, task_name
 from penstock.trial import Report
@@ -142,7 +142,7 @@ def test_a_row_trains_and_goes_on_from_its_state(tmp_path):
     for attempt, budget in ((1, 1), (2, 4)):
         executor.place(Bundle("a", (device.name,), (Placement(5, attempt, {"row": 0}, budget, state),)))
         events = []
-        while not any(isinstance(event, Finished) for event in events):
+        while not any(isinstance(event, TrialFinished) for event in events):
             events += executor.wait()
         reports += [event for event in events if isinstance(event, Report)]
         state = reports[-1].state

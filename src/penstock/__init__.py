@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.errors import StudyError as StudyError
     from penstock.errors import TaskError as TaskError
     from penstock.executors.simulated.settings import Simulated as Simulated
+    from penstock.reading import load as load
     from penstock.result import Result as Result
     from penstock.result import Trial as Trial
     from penstock.speed.curve import Curve as Curve
@@ -54,6 +55,7 @@ _HOMES = {
     "penstock.domains": "choice grid loguniform qloguniform quniform randint uniform",
     "penstock.errors": "LogError Paused PenstockError SoloWarning SpaceError StudyError TaskError",
     "penstock.executors.simulated.settings": "Simulated",
+    "penstock.reading": "load",
     "penstock.result": "Result Trial",
     "penstock.study": "Study tune",
     "penstock.tabulated": "Tabulated TabulatedTask",

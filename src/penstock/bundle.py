@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.log.events import Measured as Measured
 from penstock.log.states import States
 from penstock.task import AnyTask
-from penstock.trial import Config, Mode, Report, StateRef
+from penstock.trial import Config, Leg, Mode, Report, StateRef
 
 BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
 
@@ -44,7 +44,10 @@ class Placement:
     """One trial of a bundle: train it to ``budget`` units, beginning with ``state``.
 
     ``inherited`` says that the state is a donor's, or of another config. ``share`` is how much of the bundle's devices
-    the trial gets. ``variant`` names its task, where a study has several.
+    the trial gets. ``variant`` names its task, where a study has several. ``legs`` are set where a donor's state is
+    lost: the worker trains them first, and begins with the state that they give. The trials of a bundle train in rounds
+    of one unit each; ``since`` is the round in which the trial's first unit would have been. So a trial that comes back
+    behind its round catches up before the others go on.
     """
 
     trial: int
@@ -55,11 +58,24 @@ class Placement:
     inherited: bool = False
     share: float = 1.0
     variant: str = ""
+    legs: tuple[Leg, ...] = ()
+    since: int = 0
+
+    @property
+    def unit(self) -> int:
+        """How many units the trial has behind it where it begins."""
+        if self.state is not None:
+            return self.state.unit
+        return self.legs[-1].unit if self.legs else 0
+
+    def turned_away(self, study: str) -> TrialStopped:
+        """The event of a study's trial that leaves before it has begun: it has no newer state."""
+        return TrialStopped(self.trial, self.attempt, self.state, study)
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Trials placed together on the same devices; a bundle without placements is the order to stop.
+    """Trials of a ``study`` placed together on the same devices; a bundle without placements is the order to stop.
 
     The trials of a fused bundle have one ``signature``. ``size`` is how many of them a step computes at once, or None
     where the worker has to measure it; ``reason`` says where a size comes from. The one trial of a distributed bundle
@@ -75,19 +91,27 @@ class Bundle:
     size: int | None = None
     reason: str = ""
     rank: int = 0
-    meeting: str = ""
+    meeting: str = field(default="", repr=False)  # on a cluster it has the secret of the meeting
     measure: bool = False
+    study: str = ""
 
 
 @dataclass(frozen=True)
 class Job:
-    """The facts that every worker of a study knows. ``states`` may be given as a path or a URL."""
+    """The facts that every worker of a study knows. ``states`` may be given as a path or a URL.
+
+    ``study`` is the name by which the study's bundles and events are known. Trials are numbered within a study, so an
+    executor knows a trial by (study, trial).
+    ``deterministic`` says that nothing which changes a curve's digits is chosen by measured times.
+    """
 
     task: AnyTask
     seed: int
     metric: str
     mode: Mode
     states: States
+    study: str = ""
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "states", States.of(self.states))
@@ -99,7 +123,8 @@ class Description:
 
     ``metrics`` are the names it reports, None where only training tells them. ``bytes`` is the least device memory that
     it takes, and ``beside`` the memory that it should have beside other trials, where that is more. Trials of one
-    ``signature`` can be fused; without a signature the trial trains solo, and ``reason`` says why.
+    ``signature`` can be fused; without a signature the trial trains solo, and ``reason`` says why. ``unlike`` names the
+    part in which the signature differs from another that the worker has seen, and has a clause with both values.
     """
 
     metrics: tuple[str, ...] | None = None
@@ -108,40 +133,44 @@ class Description:
     reason: str = ""
     batch_size: int = 1
     beside: int = 0
+    unlike: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
-class Saved:
+class StateSaved:
     """A state was written between two reports."""
 
     trial: int
     attempt: int
     state: StateRef
+    study: str = ""
 
 
 @dataclass(frozen=True)
-class Finished:
+class TrialFinished:
     """A trial left its bundle: it has reported its budget, or its function returned before that."""
 
     trial: int
     attempt: int
+    study: str = ""
 
 
 @dataclass(frozen=True)
-class Stopped:
+class TrialStopped:
     """A trial left its bundle because it was told to; ``state`` is set where it could be saved."""
 
     trial: int
     attempt: int
     state: StateRef | None
+    study: str = ""
 
 
 @dataclass(frozen=True)
-class Failed:
+class TrialFailed:
     """A trial left its bundle by an error. ``died`` says that its worker died or ran out of memory: a retry may help.
 
-    ``unwritten`` says that its state could not be written. No trial is at fault then, and the study ends until the
-    place for states is mended.
+    ``unwritten`` says that the place for states cannot be used. No trial is at fault then, and the study ends until
+    that place is mended. ``lost`` names the file of a state that is gone or damaged: the trial goes on without it.
     """
 
     trial: int
@@ -149,6 +178,8 @@ class Failed:
     error: str
     died: bool = False
     unwritten: bool = False
+    lost: str = ""
+    study: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,6 +195,8 @@ class Parted:
 
     devices: tuple[str, ...]
     error: str
+    study: str = ""
 
 
-WorkerEvent = Report | Saved | Finished | Stopped | Failed | Measured | Parted
+Left = TrialFinished | TrialStopped | TrialFailed
+WorkerEvent = Report | StateSaved | Left | Measured | Parted

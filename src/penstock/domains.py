@@ -13,11 +13,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import cached_property, partial
-from math import copysign, exp, isfinite, log
-from numbers import Integral, Real
+from inspect import signature
+from math import copysign, exp, log
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SpaceError
+from penstock.numeric import finite, scalars, shown, whole
 from penstock.trial import plain
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class Range:
             return 1
         if self.step is None:
             return None
+        if self.whole:
+            return (int(self.high) - int(self.low)) // int(self.step) + 1
         return round((_decimal(self.high) - _decimal(self.low)) / _decimal(self.step)) + 1
 
     def point(self, k: int) -> float:
@@ -64,7 +68,9 @@ class Range:
         if self.log:
             half = 0.5 if self.whole else 0.0  # makes whole end points as likely as their neighbours
             return self.real(exp(log(self.low - half) * (1 - u) + log(self.high + half) * u))
-        return self.real(self.low * (1 - u) + self.high * u) if self.size is None else self.point(int(u * self.size))
+        if (size := self.size) is None:
+            return self.real(self.low * (1 - u) + self.high * u)
+        return self.point(min(int(u * size), size - 1))  # u·size may round up to size
 
     def holds(self, value: Any) -> bool:
         """Whether a value, which may come from JSON, lies in the range."""
@@ -77,6 +83,8 @@ class Range:
         value = min(max(value, self.low), self.high)
         if self.step is None:
             return float(value)
+        if self.whole and isinstance(value, int):  # exactly, however large
+            return self.point((2 * (value - int(self.low)) + int(self.step)) // (2 * int(self.step)))
         return self.point(min(round((value - self.low) / self.step), (self.size or 1) - 1))
 
     def nudge(self, value: Any, u: float) -> float:
@@ -231,6 +239,18 @@ def mark(value: Any) -> str:
     return json.dumps(plain(value), sort_keys=True)
 
 
+def kept(value: Any) -> str:
+    """The JSON by which the log keeps a value; an error where it cannot, or where a file cannot hold the text.
+
+    >>> kept((64, "relu"))
+    '[64, "relu"]'
+    """
+    mark(value)
+    text = json.dumps(value, default=plain, ensure_ascii=False)
+    text.encode()
+    return text
+
+
 def parse(text: str) -> Domain | None:
     """The domain with this repr; None for the repr of a constant, and an error for any other text.
 
@@ -263,6 +283,8 @@ def floats(kind: str, low: Any, high: Any, q: Any = None, *, log: bool = False, 
     step, base = _decimal(given[2]), _decimal(low if from_low else 0)
     first = ((_decimal(low) - base) / step).to_integral_value(ROUND_CEILING)
     last = ((_decimal(high) - base) / step).to_integral_value(ROUND_FLOOR)
+    if last - first >= 2**53:
+        raise SpaceError(f"{kind} needs fewer values between low and high than floats can count, {text}: raise q?")
     if first > last:
         raise SpaceError(f"{kind} needs a multiple of q between low and high, {text} has none: lower q?")
     return Range(float(base + first * step), float(base + last * step), float(q), log, text=text)
@@ -300,29 +322,61 @@ def one_of(kind: str, values: Any) -> Choice:
     choice([0, 1])
     """
     if isinstance(values, str | bytes | Mapping | AbstractSet) or not isinstance(values, Iterable):
-        raise SpaceError(f"{kind} needs a list of values, got {values!r}: their order must not change.")
-    made = Choice(tuple(values.tolist() if hasattr(values, "tolist") else values), kind)
-    if not made.values:
+        raise SpaceError(f"{kind} must be a list or tuple of values, got {shown(values)}: {_listed(values)}.")
+    given = tuple(values.tolist() if hasattr(values, "tolist") else values)
+    if not given:
         raise SpaceError(f"{kind} needs at least one value, got none: is the list filled where you make it?")
+    for value in given:
+        try:
+            kept(scalars(value))
+        except Exception as error:
+            raise SpaceError(f"{kind} has a value that the log cannot keep, {shown(value)} ({error}).") from None
+    made = Choice(tuple(map(scalars, given)), kind)
     labels = [made.label(value) for value in made.values]
     for value, label in zip(made.values, labels, strict=True):
         if isinstance(value, Domain):
             raise SpaceError(f"{kind} has the range {value!r} among its values, where it would not be tuned.")
+        if called := uncalled(value):
+            raise SpaceError(f"{kind} has {called}, among its values: call it, under a name of its own.")
         if label is not value and labels.count(label) > 1:
             raise SpaceError(f"{kind} has two values that the log cannot tell apart, {label}: name them by strings.")
     return made
 
 
+def _listed(values: object) -> str:
+    """What to write instead of a value that is no list."""
+    if isinstance(values, Mapping):
+        return "give the list of its keys or of its values"
+    if isinstance(values, AbstractSet):
+        return "give a list, as the order of a set changes from run to run"
+    return f"write [{shown(values)}]"
+
+
+def uncalled(value: Any) -> str:
+    """What makes a range and was left uncalled, as a message says it; nothing for any other value.
+
+    >>> uncalled(uniform), uncalled(uniform(0, 1))
+    ('the function uniform(low, high), uncalled', '')
+    """
+    if isinstance(value, FunctionType) and value in _NAMED.values():
+        return f"the function {value.__name__}({', '.join(signature(value).parameters)}), uncalled"
+    if isinstance(value, type) and value.__module__ == "optuna.distributions":
+        return f"the class {value.__name__}, uncalled"
+    return ""
+
+
 def _number(kind: str, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
-        raise SpaceError(f"{kind} needs a finite number as {name}, got {value!r}: a range ends at numbers.")
-    return float(value)
+    made = finite(value)
+    if made is None:
+        raise SpaceError(f"{kind} needs a finite number as {name}, got {shown(value)}: a range ends at numbers.")
+    return float(made)
 
 
 def _whole(kind: str, name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise SpaceError(f"{kind} needs a whole number as {name}, got {value!r}: for others there is uniform.")
-    return int(value)
+    made = whole(value)
+    if made is None:
+        raise SpaceError(f"{kind} needs a whole number as {name}, got {shown(value)}: for others there is uniform.")
+    return made
 
 
 def _decimal(number: float) -> Decimal:

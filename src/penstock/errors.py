@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
+from itertools import dropwhile
+from pathlib import Path
+
 
 class PenstockError(Exception):
     """Base of every error that a user can mend.
@@ -23,6 +27,10 @@ class TaskError(PenstockError):
     """The task's code does not do what the training loop needs."""
 
 
+class StateError(TaskError):
+    """A state that the log names is gone, or is not as it was written."""
+
+
 class LogError(PenstockError):
     """The event log cannot be read or written."""
 
@@ -36,3 +44,33 @@ class Paused(BaseException):
 
     It is not an ``Exception``, so that a broad ``except Exception`` in the function does not catch it.
     """
+
+
+def trace(error: BaseException) -> str:
+    """The traceback of an error, from the user's own code on where that is on the stack.
+
+    An error of another process has that process's traceback as its note, which ``executors/serving.py`` adds.
+    """
+    if noted := [note for note in getattr(error, "__notes__", ()) if note.startswith("Traceback ")]:
+        return str(noted[-1])
+    whole = traceback.TracebackException.from_exception(error)
+    ours = str(Path(__file__).parent)
+    below = list(dropwhile(lambda frame: frame.filename.startswith(ours), whole.stack))
+    if below and "site-packages" not in below[0].filename:  # else a library that Penstock calls raised the error
+        whole.stack = traceback.StackSummary.from_list(below)
+    return "".join(whole.format()).strip()
+
+
+def told(error: BaseException) -> str:
+    """An error of a user's code on one line: its class, its message, and the line that raised it.
+
+    >>> try:
+    ...     {}["x"]
+    ... except KeyError as error:
+    ...     told(error).split(" (")[0]
+    "KeyError: 'x'"
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    said = "".join(traceback.format_exception_only(error)).strip()
+    return f"{said}{where}"

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError, StudyError
+from penstock.errors import PenstockError, StateError, StudyError, told
 from penstock.log.events import read
 from penstock.log.history import History, TrialRecord
+from penstock.log.ranking import no_best, ranked, ranks
 from penstock.log.states import States
 from penstock.log.timeline import Row, timeline
-from penstock.task import AnyTask, FunctionTask, Task
+from penstock.task import AnyTask, Kind, Task, kind_of
 from penstock.trial import Config, Metrics, Status
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class Trial:
     """One trial of a result."""
 
-    def __init__(self, record: TrialRecord, task: AnyTask, states: States) -> None:
-        self._record, self._task, self._states = record, task, states
+    def __init__(self, record: TrialRecord, task: AnyTask | None, kind: Kind | None, states: States) -> None:
+        self._record, self._task, self._given_kind, self._states = record, task, kind, states
 
     @property
     def number(self) -> int:
@@ -38,8 +39,11 @@ class Trial:
 
     @property
     def state(self) -> Status:
-        """Its status: waiting, running, paused, finished, stopped or failed."""
-        return self._record.status
+        """Its status: waiting, running, paused, finished, stopped or failed.
+
+        A trial that was paused when its study was done is stopped: it will not go on unless the study gets more trials.
+        """
+        return self._record.outcome
 
     @property
     def metrics(self) -> Metrics:
@@ -63,18 +67,41 @@ class Trial:
 
     def weights(self) -> dict[str, Any]:
         """The ``state_dict`` of its model at its best report."""
-        if isinstance(self._task, FunctionTask):
-            raise StudyError(f"Trial {self.number} is a function's: what it saved is in last_state().")
-        if not isinstance(self._task, Task):
+        if self._kind == "function":
+            raise StudyError(f"Trial {self.number} is a function's: what it saved is in best_state().")
+        if self._kind == "table":
             raise StudyError(f"Trial {self.number} was looked up in a table and not trained: it has no model.")
         state = self._load()
         weights: dict[str, Any] = state["model"] if state["best"]["model"] is None else state["best"]["model"]
         return weights
 
+    def best_state(self) -> Any:
+        """The state that its function gave with its best report, by ``trial.report(step, state=...)``.
+
+        Where the best report came without a state, it is that of the best report that came with one. A task's trial
+        gives its ``weights()``.
+        """
+        if self._kind != "function":
+            return self.weights()
+        state = self._load()
+        if "best" in state:
+            return state["state"] if state["best"]["state"] is None else state["best"]["state"]
+        if state["unit"] != self._record.best_unit:
+            raise StudyError(
+                f"Trial {self.number} has its state of unit {state['unit']}, and reported its best after unit "
+                f"{self._record.best_unit}: an earlier version kept last states alone. Ask last_state()."
+            )
+        return state["state"]
+
     def last_state(self) -> Any:
         """The last state that its function saved by ``trial.report(step, state=...)``, where the task is a function."""
         state = self._load()
-        return state["state"] if isinstance(self._task, FunctionTask) else state
+        return state["state"] if self._kind == "function" else state
+
+    @property
+    def _kind(self) -> Kind:
+        """The kind of its task. A log of an earlier version does not say it, but the state does."""
+        return self._given_kind or ("function" if "state" in self._load() else "task")
 
     def _load(self) -> dict[str, Any]:
         from penstock.training.checkpoint import load
@@ -85,39 +112,70 @@ class Trial:
                 f"Trial {self.number} has no saved state: only paused trials, donors and the best keep theirs. "
                 "Ask result.best, or train this config again."
             )
-        return load(self._states, ref)
+        try:
+            return load(self._states, ref)
+        except StateError as error:
+            said = f"{error} Put it back from a copy, or train the config of trial {self.number} again."
+            raise StateError(said) from None
 
     def model(self) -> nn.Module:
         """Its trained model as at its best report: your own module, on the CPU, ready to evaluate."""
         from penstock.training.random.generators import own_randomness
 
         weights = self.weights()
-        assert isinstance(self._task, Task)
-        with own_randomness():
-            model = self._task.model(self.config)
-        model.load_state_dict(weights)
+        if not isinstance(self._task, Task):
+            raise StudyError(
+                f"The model of trial {self.number} is made by its task, which was not given: give it as in "
+                "penstock.load(name, task=Digits()), or take the weights() alone."
+            )
+        try:
+            with own_randomness():
+                model = self._task.model(self.config)
+            model.load_state_dict(weights)
+        except Exception as error:
+            raise StudyError(
+                f"The model of trial {self.number} cannot be made from its config {self.config} ({told(error)}). "
+                "Expected the task that trained it, and values that a log can hold, such as numbers and text: classes "
+                "come back as text. Its weights() alone can be had."
+            ) from error
         return model.eval()
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{k}={v:.6g}" for k, v in self.metrics.items())
-        return f"Trial({self.number}, {self.state}, {self.config}, {shown})"
+        return f"Trial({self.number}, {self._record.standing}, {self.config}, {shown})"
+
+    def _repr_html_(self) -> str:
+        from penstock.report.notebook import trial_html
+
+        return trial_html(self._record)
 
 
 class Result:
     """The result of a study."""
 
-    def __init__(self, history: History, task: AnyTask, dir: Path, states: States) -> None:
+    def __init__(self, history: History, task: AnyTask | None, dir: Path, states: States) -> None:
         self._history, self._task, self._states = history, task, states
         self.dir = dir
 
     @property
     def best(self) -> Trial:
-        """The trial with the best report. A trial that ever reported a metric that is not finite is never the best."""
+        """The trial with the best report.
+
+        A trial that ever reported a metric that is not finite is never the best, nor one that failed without a state.
+        """
         if self._history.best is None:
-            failed = next((t.error for t in self._history.trials if t.error), None)
-            why = f" The first error was:\n{failed}" if failed else ""
-            raise StudyError(f"No trial reported a finite {self._history.metric!r}, so none is best.{why}")
+            raise StudyError(no_best(self._history))
         return self._trial(self._history.best)
+
+    @property
+    def kept(self) -> list[Trial]:
+        """The best trials, in order from the best, as many as ``Study(keep=...)`` keeps the best states of."""
+        return [self._trial(record) for record in self._history.kept]
+
+    @property
+    def failed(self) -> list[Trial]:
+        """The trials that failed; each has its ``error``."""
+        return [self._trial(record) for record in self._history.trials if record.status == "failed"]
 
     @property
     def trials(self) -> list[Trial]:
@@ -125,7 +183,8 @@ class Result:
         return [self._trial(record) for record in self._history.trials]
 
     def _trial(self, record: TrialRecord) -> Trial:
-        return Trial(record, self._task, self._states)
+        kind = self._history.settings.get("kind") if self._task is None else kind_of(self._task)
+        return Trial(record, self._task, kind, self._states)
 
     @property
     def ended(self) -> str | None:
@@ -137,29 +196,38 @@ class Result:
         return timeline(read(self.dir / "log.jsonl"))
 
     def dataframe(self) -> pandas.DataFrame:
-        """One row a trial: number, state, budget, config, metrics at its best report, device seconds, error."""
+        """One row a trial: number, rank, state, budget, config, metrics at its best report, device seconds, error.
+
+        The trial of rank 1 is ``best``. The rank is empty where a trial cannot be the best: it did not report, it
+        diverged, or it failed without a state.
+        """
         try:
             import pandas
         except ImportError:
             raise StudyError("dataframe() needs pandas: pip install 'penstock[plots]'.") from None
-        return pandas.DataFrame([record.row() for record in self._history.trials])
+        rank = ranks(self._history.trials)
+        frame = pandas.DataFrame([record.row(rank=rank.get(record.number)) for record in self._history.trials])
+        return frame.astype({"rank": "Int64"}) if len(frame) else frame  # with None a column would become one of floats
 
     def optuna_study(self) -> optuna.Study:
         """The study as Optuna sees it, for its plots: ``optuna.visualization.plot_slice(result.optuna_study())``."""
-        from penstock.algorithms.storage import read_study
+        from penstock.algorithms.seen import read_study
 
         return read_study(self.dir)
 
     def save_best(self) -> Path | None:
-        """Write the best model's ``state_dict`` to ``best.pt`` in the study's folder; None where there is no model."""
-        if self._history.best is None or not isinstance(self._task, Task):
+        """Write the best trial's ``best_state()`` to ``best.pt`` in the study's folder; None where there is no state.
+
+        For a task this is the ``state_dict`` of its best model.
+        """
+        if self._history.best is None or self._history.best.best_state is None:
             return None
         import torch
 
         path = self.dir / "best.pt"
         partial = path.with_suffix(".partial")
         try:
-            torch.save(self.best.weights(), partial)
+            torch.save(self.best.best_state(), partial)
             partial.replace(path)
         except (PenstockError, OSError, RuntimeError):  # torch raises a RuntimeError on a full disk; the result stands
             partial.unlink(missing_ok=True)
@@ -168,4 +236,11 @@ class Result:
 
     def __repr__(self) -> str:
         best = "none" if self._history.best is None else repr(self.best)
-        return f"Result({len(self._history.trials)} trials, best: {best})"
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        ended = f"{self.ended} (simulated)" if self._history.simulated else self.ended
+        return f"Result({len(self._history.trials)} trials{failed}, {ended}, best: {best})"
+
+    def _repr_html_(self) -> str:
+        from penstock.report.notebook import result_html
+
+        return result_html(self._history, ranked(self._history.trials))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+DRAWS = 2  # how a forward's draws come from its keys: 1 keyed dropout alone, 2 keys every random function of torch
+
 
 def key(*parts: object) -> int:
     """A 63-bit number that depends on the parts alone: not on the process, the machine or the order of calls.

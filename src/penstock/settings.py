@@ -1,14 +1,18 @@
-"""Where and how a study runs: one record, checked when it is made, kept in the log, and said again on an interrupt."""
+"""Where and how a study runs: one record, checked when it is made, kept in the log, and said again on an interrupt.
+
+Beside it are the types of all options of ``tune``, for editors and type checkers.
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Required, TypedDict, cast
 
 from penstock.errors import StudyError
 from penstock.executors.ray.cluster import is_ray
 from penstock.executors.simulated.settings import Simulated
+from penstock.numeric import finite, shown, whole
 from penstock.scheduling.base import Scheduler
 from penstock.scheduling.fifo import fifo
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
@@ -16,6 +20,12 @@ from penstock.scheduling.growing import FIRST, First, Growing
 from penstock.scheduling.waterfill import waterfill
 from penstock.tabulated import TabulatedTask
 from penstock.task import AnyTask, shards, task_name
+from penstock.trial import Mode
+
+if TYPE_CHECKING:
+    import optuna
+
+    from penstock.algorithms.base import Algorithm
 
 SHARING = ("auto", "solo", "fused", "distributed")
 SCHEDULERS: dict[str, Scheduler] = {
@@ -41,34 +51,51 @@ class RunSettings:
     scheduler: str = "waterfill"
     growing: str = "best"
     mixed_types: bool = False
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.on, Simulated) and self.on != "local" and not self.ray:
+        if (
+            not isinstance(self.on, Simulated)
+            and not self.ray
+            and not (isinstance(self.on, str) and self.on == "local")
+        ):
             raise StudyError(
-                f'on must be "local", "ray", "ray://host:port" or penstock.Simulated(devices=64), got {self.on!r}.'
+                f'on must be "local", "ray", "ray://host:port" or penstock.Simulated(devices=64), got {shown(self.on)}.'
             )
         if isinstance(self.on, Simulated) and self.workers is not None:
             raise StudyError("workers= is for real devices: a simulated cluster has Simulated(devices=...).")
-        if self.sharing not in SHARING:
-            raise StudyError(f'sharing must be "auto", "solo", "fused" or "distributed", got {self.sharing!r}.')
-        if self.scheduler not in SCHEDULERS:
-            raise StudyError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {self.scheduler!r}.")
+        if not isinstance(self.sharing, str) or self.sharing not in SHARING:
+            raise StudyError(f'sharing must be "auto", "solo", "fused" or "distributed", got {shown(self.sharing)}.')
+        if not isinstance(self.scheduler, str) or self.scheduler not in SCHEDULERS:
+            raise StudyError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {shown(self.scheduler)}.")
         if self.scheduler == "fifo" and self.sharing in ("fused", "distributed"):
             raise StudyError(
                 f'scheduler="fifo" gives each trial a device of its own: leave sharing="{self.sharing}" out.'
             )
-        whole = isinstance(self.workers, int) and not isinstance(self.workers, bool)
-        if self.workers is not None and not (whole and self.workers > 0):
-            raise StudyError(f"workers must be a whole number above 0, got {self.workers!r}.")
-        number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
-        if not (number and 0 < self.weight < math.inf):
-            raise StudyError(f"weight must be a number above 0, got {self.weight!r}.")
-        if self.weight != 1 and not self.ray:
+        workers, weight = whole(self.workers), finite(self.weight)
+        if self.workers is not None and (workers is None or workers < 1):
+            raise StudyError(f"workers must be a whole number above 0, got {shown(self.workers)}.")
+        if weight is None or weight <= 0:
+            raise StudyError(f"weight must be a number above 0, got {shown(self.weight)}.")
+        if weight != 1 and not self.ray:
             raise StudyError('weight= is a study\'s part of a Ray cluster: it goes with on="ray".')
-        if self.growing not in FIRST:
-            raise StudyError(f'growing must be "best" or "evenly", got {self.growing!r}.')
+        if not isinstance(self.growing, str) or self.growing not in FIRST:
+            raise StudyError(f'growing must be "best" or "evenly", got {shown(self.growing)}.')
         if not isinstance(self.mixed_types, bool):
-            raise StudyError(f"mixed_types must be True or False, got {self.mixed_types!r}.")
+            raise StudyError(f"mixed_types must be True or False, got {shown(self.mixed_types)}.")
+        if not isinstance(self.deterministic, bool):
+            raise StudyError(f"deterministic must be True or False, got {self.deterministic!r}.")
+        if self.deterministic and (self.ray or (self.workers or 1) > 1):
+            raise StudyError(
+                "deterministic=True needs one worker, as reports of several come in the order of their times: leave "
+                f"{'on' if self.ray else 'workers'}= out, or deterministic=."
+            )
+        if self.deterministic and self.sharing == "distributed":
+            raise StudyError(
+                "deterministic=True measures nothing, and sharing='distributed' has to: leave one of them out."
+            )
+        object.__setattr__(self, "workers", workers)
+        object.__setattr__(self, "weight", weight)
 
     @property
     def ray(self) -> bool:
@@ -95,6 +122,34 @@ class RunSettings:
         return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
 
 
+class TuneOptions(TypedDict, total=False):
+    """The options of ``tune``: those of ``Study`` and of ``Study.run``, which have the defaults."""
+
+    metric: Required[str]
+    mode: Mode | None
+    algorithm: Required[Algorithm]
+    trials: int | None
+    sampler: optuna.samplers.BaseSampler | None
+    seed: int
+    name: str | None
+    dir: str | Path
+    states: str | Path | None
+    deadline: float | str | None
+    target: float | None
+    keep: int
+    max_failures: int | None
+    on: str | Simulated
+    sharing: str
+    scheduler: str
+    workers: int | None
+    weight: float
+    growing: str
+    mixed_types: bool
+    deterministic: bool
+    allow_changes: bool
+    progress: bool | None
+
+
 def check_task(settings: RunSettings, task: AnyTask, states: str | None) -> None:
     """Refuse settings that do not go with a study's task, or with the place of its states."""
     simulated = isinstance(settings.on, Simulated)
@@ -102,6 +157,11 @@ def check_task(settings: RunSettings, task: AnyTask, states: str | None) -> None
         raise StudyError(
             "The trials of a TabulatedTask are looked up and not trained: run it on a simulated cluster, as in "
             "study.run(on=penstock.Simulated(devices=8)), or with --on simulated."
+        )
+    timed = isinstance(settings.on, Simulated) and settings.on.unit_seconds is None
+    if settings.deterministic and timed and not isinstance(task, TabulatedTask):
+        raise StudyError(
+            "deterministic=True needs Simulated(unit_seconds=...): without it a unit takes as long as it really took."
         )
     several = settings.ray or (settings.workers or 1) > 1
     if several and states is not None and states.startswith("memory:"):

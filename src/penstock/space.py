@@ -9,19 +9,20 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import product
 from math import prod
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from penstock.domains import Choice, Domain, choice, floats, ints, mark, one_of, optunas, parse
-from penstock.errors import SpaceError
+from penstock.domains import Choice, Domain, choice, floats, ints, kept, mark, one_of, optunas, parse, uncalled
+from penstock.errors import PenstockError, SpaceError, told
+from penstock.numeric import legible, scalars, shown
 from penstock.seeds import key
 from penstock.trial import Config, plain
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-MOST_CONFIGS = 1_000_000  # a larger grid is a mistake, and would not fit in memory
+MOST_CONFIGS = 1_000_000  # a larger grid is a mistake: its trials would not fit in memory
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,16 @@ class Space:
         if not isinstance(spec, Mapping):
             raise SpaceError(
                 "The space must be a dict such as {'lr': ps.loguniform(1e-4, 1)} or a function of an Optuna trial, "
-                f"got {spec!r}."
+                f"got {shown(spec)}."
             )
-        parts = {name: _part(name, value) for name, value in spec.items()}
+        try:
+            parts = {name: _part(name, value) for name, value in spec.items()}
+        except RecursionError:
+            raise SpaceError("The space has a value that contains itself, which the log cannot keep.") from None
         domains = {name: part for name, part in parts.items() if isinstance(part, Domain)}
         if not domains:
             raise SpaceError(
-                f"The space has nothing to tune, {spec!r} is all constant: add a parameter such as "
+                f"The space has nothing to tune, {shown(spec)} is all constant: add a parameter such as "
                 "'lr': ps.loguniform(1e-4, 1)."
             )
         return cls(domains, {name: part for name, part in parts.items() if name not in domains})
@@ -69,7 +73,7 @@ class Space:
             return None
         try:
             parts = {name: parse(text) for name, text in description.items()}
-        except (SyntaxError, ValueError, LookupError):
+        except (SyntaxError, TypeError, ValueError, LookupError, SpaceError):
             return None
         return cls({name: domain for name, domain in parts.items() if domain is not None}, {})
 
@@ -87,19 +91,30 @@ class Space:
         """Call the define-by-run function; gives the config that it makes from the answers, and its domains."""
         assert self.function is not None
         trial = Suggestions(number, answer)
-        returned = self.function(trial)
+        try:
+            returned = self.function(trial)
+        except (PenstockError, _Unanswered):
+            raise
+        except (Exception, SystemExit) as error:
+            raise SpaceError(
+                f"{self._called()} raised {told(error)}, when it was asked for the config of trial {number}: mend it, "
+                "then run the study again."
+            ) from error
         if not trial.params or not isinstance(returned, dict | None):
             raise SpaceError(
-                f"{self.describe()} must suggest a parameter, such as trial.suggest_float('lr', 1e-4, 1), and return a "
-                f"dict or nothing; it suggested {list(trial.params)} and returned {returned!r}."
+                f"{self._called()} must suggest a parameter, such as trial.suggest_float('lr', 1e-4, 1), and return a "
+                f"dict or nothing; it suggested {list(trial.params)} and returned {shown(returned)}."
             )
+        more = {}
         for name, value in (returned or {}).items():
+            _check_kept(name, value)
+            more[name] = value = scalars(value)
             if name in trial.params and mark(value) != mark(trial.params[name]):
                 raise SpaceError(  # the log must have the suggested value, for a resumed sampler to learn from it
-                    f"{self.describe()} suggested {name}={trial.params[name]!r} and returned {name}={value!r}: give "
-                    "one of them another name."
+                    f"{self._called()} suggested {name}={trial.params[name]!r} and returned {name}={shown(value)}: "
+                    "give one of them another name."
                 )
-        return {**trial.params, **(returned or {})}, trial.domains
+        return {**trial.params, **more}, trial.domains
 
     def finish(self, params: Mapping[str, Any]) -> Config:
         """The config that an Optuna sampler's parameters stand for; only for a dict."""
@@ -127,8 +142,8 @@ class Space:
         labels = {name: domain.label(domain.real(config[name])) for name, domain in domains.items()}
         return labels, {name: domain.distribution() for name, domain in domains.items()}
 
-    def grid(self) -> list[Config]:
-        """Every config, in order: the last name changes fastest."""
+    def grid_size(self) -> int:
+        """How many configs the grid has."""
         self._needs_dict("Grid")
         sizes = []
         for name, domain in self.domains.items():
@@ -140,10 +155,22 @@ class Space:
             sizes.append(domain.size)
         if prod(sizes) > MOST_CONFIGS:
             raise SpaceError(
-                f"Grid takes at most {MOST_CONFIGS} configs, got {prod(sizes)}: use fewer values, or Random."
+                f"Grid takes at most {MOST_CONFIGS} configs, got {shown(prod(sizes))}: use fewer values, or Random."
             )
-        columns = [[d.point(k) for k in range(size)] for d, size in zip(self.domains.values(), sizes, strict=True)]
-        return [self._with_constants(dict(zip(self.domains, row, strict=True))) for row in product(*columns)]
+        return prod(sizes)
+
+    def grid_point(self, number: int) -> Config:
+        """The config of that number in the grid: the last name changes fastest.
+
+        >>> import penstock as ps
+        >>> Space.of({"a": ps.grid([1, 2]), "b": ps.grid("xyz".split("y"))}).grid_point(2)
+        {'a': 2, 'b': 'x'}
+        """
+        values = []
+        for domain in reversed(self.domains.values()):
+            number, k = divmod(number, domain.size or 1)
+            values.append(domain.point(k))
+        return self._with_constants(dict(zip(self.domains, reversed(values), strict=True)))
 
     def perturb(self, config: Config, seed: int, number: int, generation: int, resample: float = 0.25) -> Config:
         """PBT's explore: each parameter is drawn anew or moved a little, and stays in the space."""
@@ -186,28 +213,36 @@ class Space:
         except (OSError, TypeError):
             code = getattr(self.function, "__code__", None)
             source = f"{code.co_code!r} {plain(code.co_consts)!r}" if code else ""
-        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        name = self._called("__qualname__")
         return f"{name} {blake2b(source.encode(), digest_size=4).hexdigest()}"
+
+    def _called(self, by: str = "__name__") -> str:
+        """The name of the function."""
+        return str(getattr(self.function, by, getattr(type(self.function), by)))
 
     def _with_constants(self, params: Config) -> Config:
         return {**params, **self.constants}
 
     def _needs_dict(self, who: str) -> None:
         if self.function is not None:
-            raise SpaceError(f"{who} needs a dict, got the function {self.describe()}: write the space as a dict.")
+            raise SpaceError(f"{who} needs a dict, got the function {self._called()}: write the space as a dict.")
 
     def _again(self, config: Config) -> tuple[Config, dict[str, Domain]] | None:
-        """The function called with the answers in ``config``; None where it asks for a value that is not there."""
+        """The function called with the answers in ``config``; None where it asks for others, or fails."""
 
         def answer(name: str, domain: Domain) -> Any:
             if name not in config or not domain.holds(config[name]):
-                raise LookupError(name)
+                raise _Unanswered(name)
             return domain.real(config[name])
 
         try:
             return self.suggest(answer)
-        except LookupError:
+        except (_Unanswered, SpaceError):
             return None
+
+
+class _Unanswered(Exception):
+    """A define-by-run function asks for a value that is not there."""
 
 
 @dataclass
@@ -237,6 +272,7 @@ class Suggestions:
 
     def _suggest(self, name: str, domain: Domain) -> Any:
         if name not in self.params:
+            _check_name(name)
             self.domains[name] = domain
             self.params[name] = self.answer(name, domain)
         return self.params[name]
@@ -244,8 +280,7 @@ class Suggestions:
 
 def _part(name: Any, value: Any) -> Any:
     """The domain of a value in the user's dict, or the value itself where it is a constant."""
-    if not isinstance(name, str):
-        raise SpaceError(f"A parameter's name must be a string, got {name!r}: write {str(name)!r}.")
+    _check_name(name)
     if isinstance(value, Domain):
         return value
     for kind in (kind.__name__ for kind in type(value).__mro__ if kind.__module__ == "optuna.distributions"):
@@ -254,13 +289,43 @@ def _part(name: Any, value: Any) -> Any:
         if kind in ("FloatDistribution", "IntDistribution"):
             return optunas(kind, value.low, value.high, value.log, value.step)
     if type(value).__module__.startswith("ray.tune"):
-        raise SpaceError(f"{name} is Ray Tune's own {value!r}: use Penstock's of the same name, such as ps.uniform.")
+        raise SpaceError(
+            f"{name} is Ray Tune's own {shown(value)}: use Penstock's of the same name, such as ps.uniform."
+        )
+    if called := uncalled(value):
+        raise SpaceError(f"{name} must be a range or a constant, got {called}: call it with its arguments.")
+    if isinstance(value, FunctionType | BuiltinFunctionType | MethodType):
+        raise SpaceError(
+            f"{name} must be a range or a constant, got the function {value.__name__}, which is not called: choose "
+            "among functions by ps.choice([...]), or make the whole space one function of an Optuna trial."
+        )
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     if any(isinstance(_part(name, part), Domain) for part in inner):
         raise SpaceError(
-            f"{name} has a range inside {value!r}, where it would not be tuned: give it a name of its own."
+            f"{name} has a range inside {shown(value)}, where it would not be tuned: give it a name of its own."
         )
-    return value
+    _check_kept(name, value)
+    return scalars(value)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise SpaceError(f"A parameter's name must be a string, got {shown(name)}: write {shown(str(name))}.")
+    if name != legible(name):
+        raise SpaceError(f"A parameter's name must be text that can be printed, got {shown(name)}.")
+
+
+def _check_kept(name: object, value: object) -> None:
+    """Refuse a constant that the log could not keep."""
+    _check_name(name)
+    try:
+        kept(scalars(value))
+    except RecursionError:
+        raise
+    except Exception as error:
+        raise SpaceError(
+            f"{name} has a value that the log cannot keep, {shown(value)} ({error}): use another."
+        ) from None
 
 
 def _random(*parts: object) -> float:

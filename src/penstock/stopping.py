@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.executors.simulated.settings import Simulated
+from penstock.saying import say
 from penstock.settings import RunSettings
 
 
@@ -25,8 +25,7 @@ def stoppable(interrupt: Callable[[], None]) -> Iterator[None]:
         for one, old in before.items():
             signal.signal(one, signal.default_int_handler if one == signal.SIGINT else old)
         interrupt()
-        with suppress(OSError):  # the terminal may be gone
-            print("Stopping at the next step, saving… (again to stop at once)", file=sys.stderr)
+        say("Stopping at the next step, saving… (again to stop at once)")
 
     before = {one: signal.signal(one, handle) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -36,8 +35,14 @@ def stoppable(interrupt: Callable[[], None]) -> Iterator[None]:
             signal.signal(one, old)
 
 
-def say_how_to_resume(dir: Path, settings: RunSettings) -> None:
-    """Print the whole command: `penstock resume` takes up what is tuned from the log, but not where and how it runs."""
+def say_how_to_resume(dir: Path, settings: RunSettings, file: str | None) -> None:
+    """Print the whole command: `penstock resume` takes up what is tuned from the log, but not where and how it runs.
+
+    A study that was begun without a file, as in a notebook, goes on where it was made.
+    """
+    if file is None:
+        say(f"Interrupted; go on by running this Study with name={dir.name!r} again.")
+        return
     words = ["penstock", "resume", dir.name]
     if dir.parent != Path(".penstock"):
         words += ["--dir", str(dir.parent)]
@@ -46,5 +51,4 @@ def say_how_to_resume(dir: Path, settings: RunSettings) -> None:
             words += ["--on", "simulated", "--devices", str(len(value.cluster()))]
         else:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    with suppress(OSError):  # the terminal may be gone
-        print(f"Interrupted; go on with: {shlex.join(words)}", file=sys.stderr)
+    say(f"Interrupted; go on with: {shlex.join(words)}")

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
-import math
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
-from numbers import Real
+from difflib import get_close_matches
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from penstock import __version__
 from penstock.algorithms.base import Algorithm
 from penstock.algorithms.sampling import Search
+from penstock.arguments import (
+    as_folder,
+    as_keep,
+    as_max_failures,
+    as_name,
+    as_seed,
+    as_target,
+    as_trials,
+    check_flags,
+    seconds,
+)
 from penstock.bundle import Job
 from penstock.engine.clocking import Pace, Shelf
 from penstock.engine.decisions import Decider, replay
 from penstock.engine.engine import Engine
-from penstock.engine.limits import Deadline, Limit, Target
+from penstock.engine.limits import Deadline, Failures, Limit, Target
 from penstock.errors import StudyError
 from penstock.executors.base import Executor
 from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
+from penstock.goal import choose_mode
 from penstock.log import events
 from penstock.log.changes import changes, check_configs, check_states, given
-from penstock.log.events import Log, Opened
+from penstock.log.events import Opened
 from penstock.log.history import History
+from penstock.log.messages import said_mode
+from penstock.log.naming import check_length, open_new
+from penstock.log.owners import home
 from penstock.log.states import States
 from penstock.log.timeline import Row, timeline
+from penstock.log.writer import Log
+from penstock.numeric import legible, shown
+from penstock.opening import check_place, main_file, nothing_left, settings_of
 from penstock.result import Result
+from penstock.saying import say
 from penstock.scheduling.sharded import sharded
-from penstock.settings import RunSettings, check_task
+from penstock.settings import RunSettings, TuneOptions, check_task
 from penstock.space import Space
 from penstock.speed.model import Sharing, SpeedModel
 from penstock.speed.profiles import Profiles
 from penstock.stopping import say_how_to_resume, stoppable
 from penstock.task import FunctionTask, as_task, fingerprint, shards, task_name
-from penstock.trial import Mode, plain
+from penstock.trial import Mode
 
 if TYPE_CHECKING:
     import optuna
@@ -56,16 +71,20 @@ class Study:
         task: a ``Task``, or a function of one trial.
         space: a dict of ``uniform``, ``loguniform``, …, of Optuna distributions and of constants; or a function that
             takes an Optuna trial.
-        metric, mode: what to make as large ("max") or as small ("min") as can be.
-        algorithm: which trials run and how far.
-        trials: how many in all, resumes included; left out where the algorithm fixes it.
+        metric: the name of a metric that the task reports.
+        mode: whether to make the metric as large ("max") or as small ("min") as possible. It may be left out where the
+            metric's name says it, as "val_loss" and "accuracy" do.
+        algorithm: decides which trials run and how far.
+        trials: the number of trials in all, resumes included; left out where the algorithm fixes it.
         sampler: any Optuna sampler; independent draws without one.
-        seed: decides weights, data order, draws and all else that is random.
-        name: of the folder in ``dir`` that keeps the log and the states; a study of an existing name goes on.
+        seed: decides weights, data order, draws and everything else that is random.
+        name: the name of the folder in ``dir`` that keeps the log and the states; a study of an existing name goes on.
         states: another place for the states: a folder, or a URL that fsspec reaches, such as "s3://bucket/penstock".
-            The study's are in a folder of its name there.
+            The study's states lie in a folder of its name there.
         deadline: seconds the study may use in all, or text such as "90s", "10m", "2h".
         target: a value of the metric at which to stop.
+        keep: how many of the best trials keep the state of their best report; ``result.kept`` gives these trials.
+        max_failures: the most trials that may fail; one more, and the study ends as "failed". None: no limit.
     """
 
     def __init__(
@@ -74,7 +93,7 @@ class Study:
         space: Mapping[str, Any] | Callable[..., Any],
         *,
         metric: str,
-        mode: Mode = "max",
+        mode: Mode | None = None,
         algorithm: Algorithm,
         trials: int | None = None,
         sampler: optuna.samplers.BaseSampler | None = None,
@@ -84,35 +103,28 @@ class Study:
         states: str | Path | None = None,
         deadline: float | str | None = None,
         target: float | None = None,
+        keep: int = 1,
+        max_failures: int | None = None,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise StudyError(f'mode must be "min" or "max", got {mode!r}.')
-        if not isinstance(metric, str) or not metric:
-            raise StudyError(f"metric must be the name of a metric that the task reports, got {metric!r}.")
+        if not isinstance(metric, str) or not metric or metric != legible(metric):
+            raise StudyError(f"metric must be the name of a metric that the task reports, got {shown(metric)}.")
         if not isinstance(algorithm, Algorithm):
-            raise StudyError(f"algorithm must be one such as ASHA(max_budget=27), got {algorithm!r}.")
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise StudyError(f"seed must be a whole number, got {seed!r}.")
-        if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
-            raise StudyError(f"trials must be a whole number above 0, got {trials!r}.")
-        if name is not None and not (isinstance(name, str) and re.fullmatch(r"[\w\-+=@ ][\w.\-+=@ ]*", name)):
-            raise StudyError(
-                f"name must be one folder's name of letters, digits, spaces and . - _ + = @, got {name!r}: "
-                "choose the folder above it with dir=."
-            )
-        if target is not None and not (isinstance(target, Real) and math.isfinite(target)):
-            raise StudyError(f"target must be a finite value of {metric!r}, got {target!r}.")
+            raise StudyError(f"algorithm must be one such as ASHA(max_budget=27), got {shown(algorithm)}.")
         self.task = as_task(task)
         self.space = Space.of(space)
-        self.metric, self.mode, self.seed = metric, mode, seed
+        self.name, self.dir = as_name(name), as_folder(dir)
+        if self.name is not None:
+            check_length(self.name)
+        log = None if self.name is None else self.dir / self.name / "log.jsonl"
+        self.metric, self.seed = metric, as_seed(seed)
+        self.mode, self.mode_from = choose_mode(metric, mode, log)
         self.algorithm, self.sampler = algorithm, sampler
-        self.name, self.dir = name, Path(dir)
         self.states = None if states is None else str(States.of(states))
-        self.deadline, self.target = seconds(deadline), target
-        main = getattr(sys.modules.get("__main__"), "__file__", None)
-        self.file = None if main is None else str(Path(main).absolute())  # `penstock resume` loads it again
-        self.trials = self._total(trials)
-        self._ran: Path | None = None
+        self.deadline, self.target = seconds(deadline), as_target(target, metric)
+        self.keep, self.max_failures = as_keep(keep), as_max_failures(max_failures)
+        self.file = main_file()  # `penstock resume` loads it again
+        self.trials = self._total(as_trials(trials))
+        self.ran: Path | None = None  # the folder of its last run
         self._given: dict[str, Any] = {
             "task": task,
             "space": space,
@@ -127,6 +139,8 @@ class Study:
             "states": states,
             "deadline": deadline,
             "target": target,
+            "keep": keep,
+            "max_failures": max_failures,
         }
 
     def replace(self, **changes: Any) -> Study:
@@ -166,30 +180,35 @@ class Study:
         weight: float = 1.0,
         growing: str = "best",
         mixed_types: bool = False,
+        deterministic: bool = False,
         allow_changes: bool = False,
         progress: bool | None = None,
     ) -> Result:
         """Run to the end, going on from the log where there is one.
 
         Args:
-            on: where: "local"; "ray", the Ray cluster that runs here or a new one, or "ray://host:port"; or
-                ``ps.Simulated(devices=64)``, a cluster that is not there, on a virtual clock. Of a cluster with an
-                autoscaler "ray?market=spot&idle=30" takes nodes of one market, and gives idle ones back after 30
-                seconds instead of 60.
-            sharing: how trials share devices: "solo", one trial a device; "fused", as one model, in bundles as large as
-                can be; "distributed", never several on a device, and one on several where that pays; or "auto", which
-                measures what pays.
+            on: where the study runs: "local"; "ray", the Ray cluster that runs here or a new one; "ray://host:port"; or
+                ``ps.Simulated(devices=64)``, a simulated cluster on a virtual clock. On a cluster with an autoscaler
+                "ray?market=spot&idle=30" takes nodes of one market, and gives idle nodes back after 30 seconds instead
+                of 60.
+            sharing: how trials share devices. "solo": one trial a device. "fused": many trials as one model, in bundles
+                as large as possible. "distributed": never several trials on a device, and one trial on several devices
+                where that pays. "auto": whichever of these is measured to pay.
             scheduler: how devices are divided among trials: "waterfill", "dynamic_fluid", "static_fluid", or "fifo",
                 one trial a device.
-            workers: how many devices at most, each with a worker of its own: on this machine 1, which trains in this
-                process, unless given; on a cluster all of them.
-            weight: the study's part of a Ray cluster beside those of other studies.
-            growing: which trial is given idle devices first, while no trial waits and as far as several pay: "best",
-                the best one, or "evenly", the one that has fewest.
+            workers: the most devices to use, each with a worker of its own. The default is 1 on this machine, which
+                trains in this process, and all devices on a cluster.
+            weight: the weight by which the study shares a Ray cluster with other studies.
+            growing: which trial gets idle devices first, while no trial waits and as far as several devices pay:
+                "best", the best trial, or "evenly", the trial that has fewest.
             mixed_types: whether one trial's devices may be of several types; the slowest of them sets its pace.
+            deterministic: decide nothing by measured times, so that one seed gives one result on one worker. Bundles
+                have a fixed size then, and no step is compiled.
             allow_changes: go on although the task, the space or the algorithm changed since the log was written.
-            progress: show it; None where a person is looking.
+            progress: whether to show progress: a live block on a terminal, a live line in a notebook, and elsewhere a
+                line on stderr now and then. None is as True.
         """
+        check_flags(allow_changes=allow_changes, progress=True if progress is None else progress)
         how = RunSettings(
             on=on,
             workers=workers,
@@ -198,19 +217,30 @@ class Study:
             scheduler=scheduler,
             growing=growing,
             mixed_types=mixed_types,
+            deterministic=deterministic,
         )
+        self.task = as_task(self.task)  # its settings may have changed since the study was made
         check_task(how, self.task, self.states)
+        from penstock.report.console import warnings_shown
+
+        with warnings_shown():
+            return self._run(how, allow_changes, progress)
+
+    def _run(self, how: RunSettings, allow_changes: bool, progress: bool | None) -> Result:
         log = self._open()
         try:
-            settings = {**self._settings(log.dir.name), "run": how.plain()}
+            check_place(log.dir.name, log.past, how.on)
+            settings = {**settings_of(self, log.dir.name, log.past), "run": how.plain()}
             settings["changed"] = changes(log.past, settings, self.algorithm.grows, allow_changes)
             if settings["changed"]:
                 check_configs(log.past, self.space)
             history, decider = History(), Decider(self.algorithm, self._search(self.trials))
             pending = replay(log.past, history, decider, given=given(log.past, bool(settings["changed"])))
             pending += decider.opened(self.trials)
-            states = self._states(log, history, allow_changes)
-            executor = self._executor(how, log.dir)
+            settings["home"] = home(log, history, self.states)
+            states = self._states(log, history, allow_changes, settings["home"])
+            placed = sum(record.attempt for record in history.trials)
+            executor = self._executor(how, states, log.dir.name)
             try:
                 engine = Engine(
                     log,
@@ -230,7 +260,7 @@ class Study:
                 if reason == "interrupted":
                     raise KeyboardInterrupt
             except KeyboardInterrupt:
-                say_how_to_resume(log.dir, how)
+                say_how_to_resume(log.dir, how, settings["file"])
                 raise
             finally:
                 executor.close()
@@ -238,12 +268,14 @@ class Study:
             log.close()
         result = Result(history, self.task, log.dir, states)
         result.save_best()
-        self._ran = log.dir
+        self.ran = log.dir
+        if progress is not False and log.past and placed == sum(record.attempt for record in history.trials):
+            say(nothing_left(log.dir.name, reason, len(history.trials), self.algorithm.grows))
         return result
 
     def timeline(self) -> list[Row]:
         """Which trial had how much of which device, as rows of device, trial, start, end, share and mode."""
-        dir = self._ran if self.name is None else self.dir / self.name
+        dir = self.ran if self.name is None else self.dir / self.name
         if dir is None or not (dir / "log.jsonl").is_file():
             raise StudyError("There is no timeline before the study has run: run it first.")
         return timeline(events.read(dir / "log.jsonl"))
@@ -251,55 +283,27 @@ class Study:
     def _open(self) -> Log:
         if self.name is not None:
             return Log.open(self.dir / self.name)
-        stem = re.sub(r"\W+", "-", task_name(self.task).lower()).strip("-") or "study"
-        number = 1
-        while self._taken(f"{stem}-{number}"):
-            number += 1
-        return Log.open(self.dir / f"{stem}-{number}")
+        return open_new(self.dir, task_name(self.task), self._elsewhere)
 
-    def _taken(self, name: str) -> bool:
-        """Whether there is a study of that name, here or, where several machines share a place for states, there."""
-        if (self.dir / name).exists():
-            return True
-        return self.states is not None and bool(States.of_study(self.dir / name, self.states).names())
+    def _elsewhere(self, dir: Path) -> bool:
+        """Whether a study of that name has states in a place that several machines share."""
+        return self.states is not None and bool(States.of_study(dir, self.states).names())
 
-    def _states(self, log: Log, history: History, allow_changes: bool) -> States:
+    def _states(self, log: Log, history: History, allow_changes: bool, home: str | None) -> States:
         """The place of the states, tried before anything trains; the study's own folder needs no trial."""
-        states = States.of_study(log.dir, self.states)
+        states = States.of_study(log.dir, self.states, home)
         if self.states is not None:
             states.probe()
-        check_states(log.past, history, log.dir, self.states, allow_changes)
+        check_states(log.past, history, states, log.dir, self.states, allow_changes)
         return states
 
-    def _settings(self, name: str) -> dict[str, Any]:
-        settings = {
-            "log": events.VERSION,
-            "penstock": __version__,
-            "name": name,
-            "file": self.file,
-            "task": task_name(self.task),
-            "source": fingerprint(self.task),
-            "space": self.space.describe(),
-            "metric": self.metric,
-            "mode": self.mode,
-            "algorithm": repr(self.algorithm),
-            "max_budget": self.algorithm.max_budget,
-            "sampler": None if self.sampler is None else type(self.sampler).__name__,
-            "seed": self.seed,
-            "trials": self.trials,
-            "states": self.states,
-            "deadline": self.deadline,
-            "target": self.target,
-        }
-        kept: dict[str, Any] = plain(settings)
-        return kept
-
     def _limits(self) -> list[Limit]:
-        target: list[Limit] = [] if self.target is None else [Target(self.target)]
-        return target if self.deadline is None else [*target, Deadline(self.deadline)]
+        limits: list[Limit] = [] if self.target is None else [Target(self.target)]
+        limits += [] if self.max_failures is None else [Failures(self.max_failures)]
+        return limits if self.deadline is None else [*limits, Deadline(self.deadline)]
 
-    def _executor(self, how: RunSettings, dir: Path) -> Executor:
-        job = Job(self.task, self.seed, self.metric, self.mode, States.of_study(dir, self.states))
+    def _executor(self, how: RunSettings, states: States, name: str) -> Executor:
+        job = Job(self.task, self.seed, self.metric, self.mode, states, name, how.deterministic)
         if isinstance(how.on, Simulated):
             return SimulatedExecutor(job, how.on)
         if how.ray:
@@ -318,12 +322,14 @@ class Study:
         return ProcessExecutor(job, how.workers)
 
     def _pace(self, executor: Executor, how: RunSettings, dir: Path) -> Pace:
-        """What is learnt of the trials' speed; where trials share devices, as far as that pays."""
-        together: Sharing = "forced" if how.sharing == "fused" else "measured"
+        """The speed model of this run, with the profiles of earlier ones; it says whether trials may share devices."""
+        together: Sharing = "forced" if how.sharing == "fused" else "fixed" if how.deterministic else "measured"
         alone = how.sharing in ("solo", "distributed") or how.scheduler == "fifo" or isinstance(self.task, FunctionTask)
         if alone or shards(self.task) > 1 or "fused" not in executor.modes:
             together = "never"
         model = SpeedModel(together, spreads=self._spreads(executor, how))
+        if how.deterministic:
+            return Pace(model)
         profiles = Profiles.open(dir.parent / "profiles.jsonl", kept=not isinstance(how.on, Simulated) or how.on.kept)
         return Pace(model, Shelf(profiles, fingerprint(self.task)))
 
@@ -331,19 +337,36 @@ class Study:
         """Whether one trial may have several devices."""
         return "distributed" in executor.modes and how.sharing in ("auto", "distributed") and shards(self.task) == 1
 
+    @property
+    def _goal(self) -> str:
+        return said_mode({"metric": self.metric, "mode": self.mode, "mode_from": self.mode_from})
+
+    def __repr__(self) -> str:
+        name = "" if self.name is None else f"{self.name!r}, "
+        return f"Study({name}{task_name(self.task)}, {self.algorithm!r}, {self._goal})"
+
+    def _repr_html_(self) -> str:
+        from penstock.report.notebook import facts_html
+
+        facts = {"space": str(self.space.describe()), "algorithm": repr(self.algorithm), "metric": self._goal}
+        return facts_html(f"{self.name or 'Study'}: {task_name(self.task)}", facts)
+
     @contextmanager
     def _progress(self, wanted: bool | None) -> Iterator[Callable[[History], None] | None]:
-        if not (sys.stderr.isatty() if wanted is None else wanted):
+        if wanted is False:
             yield None
             return
-        from penstock.report.progress import Progress, stage_units
+        from penstock.report.progress import Progress
 
-        with Progress(self.trials, stage_units(self.algorithm.stages(self.trials))) as progress:
+        with Progress(self.trials, self.algorithm.outlook) as progress:
             yield progress
 
 
-def tune(task: object, space: Mapping[str, Any] | Callable[..., Any], **settings: Any) -> Result:
-    """``Study(task, space, ...).run(on=..., sharing=..., scheduler=..., workers=...)`` in one call.
+OTHERS = {"num_samples": "trials", "n_trials": "trials", "direction": "mode"}  # names in Ray Tune and in Optuna
+
+
+def tune(task: object, space: Mapping[str, Any] | Callable[..., Any], **options: Unpack[TuneOptions]) -> Result:
+    """``Study(task, space, ...).run(...)`` in one call, with the options of both.
 
     >>> import penstock as ps
     >>> def train(trial):
@@ -352,24 +375,23 @@ def tune(task: object, space: Mapping[str, Any] | Callable[..., Any], **settings
     >>> len(ps.tune(train, space, metric="loss", mode="min", algorithm=algorithm, trials=9).trials)
     9
     """
-    how = {one.name: settings.pop(one.name) for one in fields(RunSettings) if one.name in settings}
-    return Study(task, space, **settings).run(**how)
+    given: dict[str, Any] = {**options}
+    known = [name for name in signature(tune).parameters if name not in ("task", "space")]
+    for name in given:
+        if name not in known:
+            close = [OTHERS[name]] if name in OTHERS else get_close_matches(name, known, n=1)
+            meant = f"use {close[0]}=" if close else "leave it out"
+            raise TypeError(f"tune expected options among {', '.join(known)}, got {name}=: {meant}.")
+    how = {name: given.pop(name) for name in signature(Study.run).parameters if name in given}
+    return Study(task, space, **given).run(**how)
 
 
-def seconds(time: float | str | None) -> float | None:
-    """Seconds from a number or from text such as "90s", "10m", "2h".
+def _sign_tune() -> None:
+    """Show the options of ``Study`` and ``Study.run`` where Python shows the signature of ``tune``, as in ``help``."""
+    of_run = [one for name, one in signature(Study.run).parameters.items() if name != "self"]
+    options = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in of_run]
+    both = [*signature(Study).parameters.values(), *options]
+    tune.__signature__ = signature(tune).replace(parameters=both)  # type: ignore[attr-defined]
 
-    >>> seconds("10m")
-    600.0
-    """
-    if time is None:
-        return None
-    units = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-    match = re.fullmatch(r"\s*([\d.]+)\s*([smhd]?)\s*", str(time))
-    try:
-        value = float(match[1]) * units[match[2]] if match else math.nan
-    except ValueError:
-        value = math.nan
-    if not value > 0:
-        raise StudyError(f'deadline must be seconds above 0, or text such as "90s", "10m", "2h", got {time!r}.')
-    return value
+
+_sign_tune()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import TaskError
+from penstock.numeric import finite, shown, whole
 from penstock.speed.curve import Curve
 from penstock.trial import Config
 
@@ -40,6 +41,10 @@ class Tabulated:
     signature: str = "tabulated"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.metrics, Mapping) or not all(isinstance(name, str) for name in self.metrics):
+            raise TaskError(
+                f"Expected a dict of metrics by name, one value a unit, in a table, got {shown(self.metrics)}."
+            )
         columns = {name: _numbers(f"the metric {name!r}", values) for name, values in self.metrics.items()}
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
@@ -51,14 +56,23 @@ class Tabulated:
         if not units:
             raise TaskError(f"Expected a metric's values, one a unit, in a table, got {dict(self.metrics)}.")
         seconds: Any = self.seconds
-        alone = (float(seconds),) * units if isinstance(seconds, Real) else _numbers("the seconds", seconds)
+        one = isinstance(seconds, Real) or finite(seconds) is not None
+        alone = (float(seconds),) * units if one else _numbers("the seconds", seconds)
         if len(alone) != units:
             raise TaskError(f"Expected the seconds of {units} units, or one number for all, got {len(alone)}.")
-        wrong = next((i for i, one in enumerate(alone) if not 0 < one < math.inf), None)
+        wrong = next((i for i, time in enumerate(alone) if not 0 < time < math.inf), None)
         if wrong is not None:
             raise TaskError(
                 f"Expected seconds above 0 for each unit of a table, got {alone[wrong]} for unit {wrong + 1}."
             )
+        bytes = whole(self.bytes)
+        if bytes is None or bytes < 0:
+            raise TaskError(f"Expected the bytes of a table as a whole number from 0 on, got {shown(self.bytes)}.")
+        if self.curve is not None and not isinstance(self.curve, Curve):
+            raise TaskError(f"Expected the curve of a table as a penstock.Curve, got {shown(self.curve)}.")
+        if not isinstance(self.signature, str):
+            raise TaskError(f"Expected the signature of a table as a text, got {shown(self.signature)}.")
+        object.__setattr__(self, "bytes", bytes)
         object.__setattr__(self, "metrics", columns)
         object.__setattr__(self, "seconds", alone)
 
@@ -220,5 +234,5 @@ class _File:
 def _numbers(what: str, values: Any) -> tuple[float, ...]:
     try:
         return tuple(map(float, values))
-    except (TypeError, ValueError):
-        raise TaskError(f"Expected {what} of a table as numbers, one a unit, got {values!r}.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise TaskError(f"Expected {what} of a table as numbers, one a unit, got {shown(values)}.") from None

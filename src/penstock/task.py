@@ -5,15 +5,21 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial, wraps
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from penstock.errors import TaskError
+from penstock.numeric import finite, shown, whole
 from penstock.tabulated import TabulatedTask
 from penstock.trial import Config
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+METHODS = ("data", "model", "optimizer", "scheduler", "loss", "metrics")
+OWN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")  # DataLoader arguments not to give
 
 
 class Task:
@@ -47,8 +53,14 @@ class Task:
     loader: ClassVar[Mapping[str, Any]] = {}
     """Arguments for the DataLoader of map-style datasets, such as ``{"num_workers": 4}``."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in METHODS:
+            if isinstance(method := cls.__dict__.get(name), FunctionType):
+                setattr(cls, name, _staying(name, method))
+
     def data(self, config: Config) -> tuple[Any, Any]:
-        """Training and validation data: each a tuple of tensors or a map-style dataset."""
+        """Training and validation data: each a tuple or a dict of tensors, or a map-style dataset."""
         raise TaskError(f"{type(self).__name__} must define data(self, config): return (training, validation) data.")
 
     def model(self, config: Config) -> nn.Module:
@@ -87,35 +99,110 @@ class FunctionTask:
 
 
 AnyTask = Task | FunctionTask | TabulatedTask
+Kind = Literal["task", "function", "table"]
 
 
 def as_task(task: object) -> AnyTask:
     """The task that a study was given; raises a TaskError for anything else."""
     if isinstance(task, Task):
-        _check_shards(task)
+        _check(task)
     if isinstance(task, Task | FunctionTask | TabulatedTask):
         return task
-    if isinstance(task, type) and issubclass(task, Task):
-        raise TaskError(f"Expected a task, got the class {task.__name__}: call it, as in Study({task.__name__}(), …).")
-    if callable(task):
-        return FunctionTask(task)
-    raise TaskError(f"Expected a penstock.Task or a function of one trial, got {type(task).__name__}.")
-
-
-def _check_shards(task: Task) -> None:
-    shards, name = task.shards, type(task).__name__
-    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
-        raise TaskError(f"{name}.shards must be a whole number of devices, 1 or more, got {shards!r}.")
-    if shards > 1 and task.precision == "fp16":
+    expected = "Expected a penstock.Task or a function of one trial"
+    if isinstance(task, type):
         raise TaskError(
-            f'{name}.precision is "fp16", whose gradient scaler does not work with shards = {shards}: use "bf16" or '
-            '"fp32".'
+            f"{expected}, got the class {task.__name__}: make an instance, as in Study({task.__name__}(), …)."
+        )
+    if any(kind.__module__ == "torch.nn.modules.module" for kind in type(task).__mro__):
+        raise TaskError(
+            f"{expected}, got the module {type(task).__name__}: make it in model(self, config) of a penstock.Task."
+        )
+    if not callable(task):
+        raise TaskError(f"{expected}, got {type(task).__name__}.")
+    if wrong := _uncallable(task):
+        raise TaskError(f"{expected}, got {wrong}.")
+    return FunctionTask(task)
+
+
+def _uncallable(function: Callable[..., object]) -> str:
+    """Why a function cannot be called with a trial, and what to do; nothing where it can."""
+    named = FunctionTask(function).name
+    plain = function if inspect.isroutine(function) or isinstance(function, partial) else type(function).__call__
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+        return f"the generator function {named}: call trial.report where it yields"
+    if inspect.iscoroutinefunction(plain):
+        return f"the coroutine function {named}: define it by def and not by async def"
+    try:
+        asked = inspect.signature(function)
+    except (TypeError, ValueError):  # a function that is not written in Python may not say its arguments
+        return ""
+    try:
+        asked.bind(None)
+    except TypeError:
+        return f"the function {named}{asked}: let it take one argument, and bind others by functools.partial"
+    return ""
+
+
+def _staying(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a task that raises a TaskError where it calls ``sys.exit``: that ends its trial, not the driver."""
+
+    @wraps(method)
+    def call(self: Task, *arguments: Any, **named: Any) -> Any:
+        try:
+            return method(self, *arguments, **named)
+        except SystemExit as error:
+            raise TaskError(left_by_exit(f"{type(self).__name__}.{name}", error)) from None
+
+    return call
+
+
+def left_by_exit(what: str, error: SystemExit) -> str:
+    """The message for a user's code that called ``sys.exit``."""
+    return f"{what} ended by sys.exit({shown(error.code)}): return, or raise an exception."
+
+
+def _check(task: Task) -> None:
+    """Refuse a task with a wrong setting, before anything trains."""
+    name = type(task).__name__
+    for what in ("batch_size", "eval_batch_size"):
+        _count(f"{name}.{what}", "a whole number of rows", getattr(task, what))
+    _count(f"{name}.shards", "a whole number of devices", task.shards)
+    if task.unit_steps is not None:
+        _count(f"{name}.unit_steps", "None, for an epoch, or a whole number of steps", task.unit_steps)
+    clip = finite(task.clip_grad_norm)
+    if task.clip_grad_norm is not None and (clip is None or clip <= 0):
+        raise TaskError(f"{name}.clip_grad_norm must be None or a number above 0, got {shown(task.clip_grad_norm)}.")
+    if not isinstance(task.precision, str) or task.precision not in ("fp32", "bf16", "fp16"):
+        raise TaskError(f'{name}.precision must be "fp32", "bf16" or "fp16", got {shown(task.precision)}.')
+    if not isinstance(task.accumulate, bool):
+        raise TaskError(f"{name}.accumulate must be True or False, got {shown(task.accumulate)}.")
+    if shards(task) > 1 and task.precision == "fp16":
+        raise TaskError(
+            f'{name}.precision is "fp16", whose gradient scaler does not work with shards = {shards(task)}: use "bf16" '
+            'or "fp32".'
+        )
+    _check_loader(name, task.loader)
+
+
+def _count(what: str, expected: str, value: object) -> None:
+    if (whole(value) or 0) < 1:
+        raise TaskError(f"{what} must be {expected}, 1 or more, got {shown(value)}.")
+
+
+def _check_loader(name: str, loader: object) -> None:
+    if not isinstance(loader, Mapping) or not all(isinstance(key, str) for key in loader):
+        raise TaskError(f'{name}.loader must be a dict such as {{"num_workers": 4}}, got {shown(loader)}.')
+    if wrong := [key for key in loader if key in OWN]:
+        raise TaskError(f"{name}.loader has {', '.join(wrong)}, which Penstock gives the DataLoader: leave it out.")
+    if (workers := whole(loader.get("num_workers", 0))) is None or workers < 0:
+        raise TaskError(
+            f'{name}.loader["num_workers"] must be a whole number from 0 on, got {shown(loader["num_workers"])}.'
         )
 
 
 def shards(task: AnyTask) -> int:
     """How many devices hold one trial of a task together."""
-    return task.shards if isinstance(task, Task) else 1
+    return int(task.shards) if isinstance(task, Task) else 1
 
 
 def cannot_share(task: AnyTask, why: str) -> str:
@@ -124,6 +211,11 @@ def cannot_share(task: AnyTask, why: str) -> str:
         f"A trial of {task_name(task)} cannot be trained with shards = {shards(task)}, and is on no single "
         f"device: {why}."
     )
+
+
+def kind_of(task: AnyTask) -> Kind:
+    """The kind of a task, as the log keeps it: a "task" has a model, and a "function" saves states of its own."""
+    return "function" if isinstance(task, FunctionTask) else "table" if isinstance(task, TabulatedTask) else "task"
 
 
 def task_name(task: AnyTask) -> str:

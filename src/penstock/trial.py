@@ -18,12 +18,22 @@ Status = Literal["waiting", "running", "paused", "finished", "stopped", "failed"
 
 @dataclass(frozen=True)
 class StateRef:
-    """Where a trial's state lies, and how far the trial had come: units reported and steps trained."""
+    """Where a trial's state lies, and how far the trial had come: units reported and steps trained.
+
+    ``sum`` is the CRC-32 of the content as it was written. It is None in logs from before there were sums, and where
+    the content is never read.
+    """
 
     file: str
     unit: int
     step: int
     bytes: int
+    sum: int | None = None
+
+    @property
+    def trial(self) -> int:
+        """The trial that wrote it, by the name of the file."""
+        return int(self.file.split("-")[0])
 
 
 @dataclass(frozen=True)
@@ -49,12 +59,25 @@ class Report:
     attempt: int = 0
     state: StateRef | None = None
     usage: Usage = field(default_factory=Usage)
+    study: str = ""
 
 
 class StartFrom(NamedTuple):
     """A member begins with the state of ``trial`` after ``unit`` units: its own trial, or a donor in PBT."""
 
     trial: int
+    unit: int
+
+
+class Leg(NamedTuple):
+    """A part of the training behind a state: ``trial`` trained ``config`` until it had ``unit`` units in all.
+
+    A trial that took over a donor's state has the donor's legs behind it. Trained again one after the other, they give
+    that state again.
+    """
+
+    trial: int
+    config: Config
     unit: int
 
 
@@ -96,6 +119,18 @@ class TrialGroup:
     weight: float = 1.0
     open: bool = False
     later: tuple[Later, ...] = ()
+
+
+class Course(NamedTuple):
+    """The rungs that an algorithm expects its trials to climb, beside the budgets that it has granted already.
+
+    ``groups`` names the group of each rung, and ``rungs`` has the trials still to be asked for there. If the course
+    ``waits``, a rung begins once all rungs before it are done; otherwise its trials come as the rung before reports.
+    """
+
+    groups: tuple[str, ...]
+    rungs: tuple[Later, ...]
+    waits: bool = False
 
 
 class Stage(NamedTuple):

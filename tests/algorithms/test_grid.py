@@ -21,7 +21,9 @@ def test_one_group_of_every_config() -> None:
     search = FakeSearch()
     game = Play(Grid(budget=4), search)
     assert list(game.groups) == ["grid"]
-    assert [member.config for member in game.groups["grid"]] == search.space.grid()
+    assert [member.config for member in game.groups["grid"]] == [
+        search.space.grid_point(number) for number in range(search.space.grid_size())
+    ]
     assert {member.budget for member in game.groups["grid"]} == {4}
     assert Grid(budget=4).trials(search) == 6
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -169,6 +170,12 @@ def test_run_and_resume_take_how_trials_share_a_device() -> None:
     assert answer("resume", "two", "--trials", 6, "--sharing", "solo")["modes"]["solo"] >= 2
 
 
+def test_a_file_that_runs_its_study_while_it_is_imported_is_told_so() -> None:
+    code = FUNCTION + "\n    study.run(progress=False)\n"
+    assert "and it ran it too, as train-1: put study.run() under" in penstock("run", file(code), code=2).stderr
+    assert [path.name for path in Path(".penstock").iterdir() if path.is_dir()] == ["train-1"]
+
+
 def test_run_on_an_existing_name_goes_on() -> None:
     penstock("run", file(FUNCTION), "--name", "mine", "--trials", 2)
     penstock("run", "tuned.py", "--name", "mine", "--trials", 5)
@@ -210,7 +217,7 @@ def test_metrics_that_are_not_finite_are_null_and_no_finite_one_is_a_failure() -
     assert shown["top"] == []
     result = penstock("run", "tuned.py", code=1)
     assert "No trial reported a finite 'loss'" in result.stderr
-    assert "No trial has reported a finite loss yet." in result.stdout
+    assert "none is best: all 6 trials diverged" in " ".join(result.stdout.split())
     assert "torch.load" not in result.stdout
 
 
@@ -382,7 +389,7 @@ def test_show_gives_the_study_and_its_best_trials() -> None:
     ):
         assert said in text
     assert re.search(r"^trial +accuracy +loss +lr +widths +\[red\]act +budget", text, re.MULTILINE)
-    assert len(re.findall(r"^ +\d+ .*(?:finished|paused)", text, re.MULTILINE)) == 2
+    assert len(re.findall(r"^ +\d+ .*(?:finished|stopped at rung 0)", text, re.MULTILINE)) == 2
     assert '1 of 5 trials failed; trial 2: ValueError: too, "large" [bold]' in text
 
 
@@ -435,6 +442,55 @@ def test_list_gives_all_studies_even_when_one_cannot_be_read() -> None:
     assert "damaged" in said[2]["error"]
 
 
+def test_studies_that_cannot_be_read_hide_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path(".penstock")
+    write(home, "good", ended())
+    for name in ("folder", "pipe", "junk", "loop", "states", "locked"):
+        (home / name).mkdir()
+    (home / "folder" / "log.jsonl").mkdir()
+    os.mkfifo(home / "pipe" / "log.jsonl")
+    (home / "junk" / "log.jsonl").write_bytes(bytes(range(256)) * 9)
+    (home / "loop" / "log.jsonl").symlink_to("log.jsonl")
+    (write(home, "states", ended()) / "states").touch()
+
+    def refusing(call: Any) -> Any:
+        """Refuse a folder as to other users: the superuser, whom tests may run as, reads all folders."""
+
+        def refused(path: Any, *more: Any, **named: Any) -> Any:
+            if "locked" in str(path):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return call(path, *more, **named)
+
+        return refused
+
+    monkeypatch.setattr("os.open", refusing(os.open))
+    monkeypatch.setattr("os.lstat", refusing(os.lstat))
+    said = {one["name"]: one.get("error", "") for one in answer("list")}
+    why = {
+        "good": "",
+        "folder": "Is a directory",
+        "pipe": "it is no file",
+        "junk": "Line 1 of .penstock/junk/log.jsonl is damaged",
+        "loop": "Too many levels of symbolic links",
+        "states": "Not a directory",
+        "locked": "Permission denied",
+    }
+    assert said.keys() == why.keys()
+    for name, reason in why.items():
+        assert reason in said[name]
+    assert "accuracy 0.875" in penstock("list").stdout
+    for name in why.keys() - {"good"}:
+        (message,) = penstock("show", name, code=1).stderr.splitlines()
+        assert why[name] in message
+
+
+def test_a_folder_of_studies_that_is_a_file_is_one_message() -> None:
+    Path("file").touch()
+    assert "no folder file" in penstock("list", "--dir", "file", code=2).stderr
+    (message,) = penstock("show", "s", "--dir", "file", code=2).stderr.splitlines()
+    assert "Cannot read the folder file (Not a directory)" in message
+
+
 def test_list_counts_trials_once_they_have_reported() -> None:
     write(Path(".penstock"), "early", story())
     assert " 3/5 " in penstock("list").stdout  # one failed, two have only been asked for or started
@@ -455,7 +511,7 @@ def test_export_to_csv_and_tensorboard() -> None:
 def test_a_page_that_cannot_be_written_is_one_message() -> None:
     write(Path(".penstock"), "digits-1", ended())
     said = penstock("report", "digits-1", "--out", "nowhere/page.html", code=1).stderr
-    assert "Cannot write nowhere/page.html (No such file or directory): choose another file with --out." in said
+    assert "Cannot write nowhere/page.html (No such file or directory): choose another place with --out." in said
 
 
 # dashboard, version, start
@@ -480,6 +536,14 @@ def test_the_dashboard_serves_the_latest_study_until_ctrl_c() -> None:
             assert "Traceback" not in errors
         finally:
             process.kill()
+
+
+def test_a_full_device_as_standard_output_is_one_message() -> None:
+    write(Path(".penstock"), "digits-1", ended())
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run([PENSTOCK, "list", "--json"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == 1
+    assert ran.stderr == "penstock: Cannot write to standard output (No space left on device).\n"
 
 
 def test_a_dashboard_that_is_not_installed_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,8 @@ def test_a_table_says_what_each_number_of_devices_gives_and_how_many_pay() -> No
     assert re.fullmatch(r" +2 +\S+ +\S+ +\d+\.\d\d +\d+%", lines[4])
     assert re.match(r"(1 device is best|Up to 2 devices pay): a step takes .* on 1 device, .* on 2 devices", lines[5])
     assert lines[6].startswith("Kept in there/profiles.jsonl")
+    assert lines[7] == "Of 4 configs, 4 can be fused with others, in 1 group:"
+    assert re.fullmatch(r"  4 configs  [0-9a-f]{8}", lines[8])
     assert "1, 2, 4, … devices" in result.stderr
     (one,) = kept("there")
     assert (one.task, one.kind, sorted(one.table)) == (fingerprint(study.task), "scaling", [1, 2])
@@ -168,9 +170,21 @@ def test_what_cannot_be_profiled(code: str, options: tuple[str, ...], said: str)
     [("cpu", r"one core: use --workers N, .* or --on ray"), ("H200", r"one H200: use another machine or --on ray")],
 )
 def test_on_one_device_it_says_what_to_do(device: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.executors.local.find_devices", lambda: [Device(device, device, 2**30)])
+    monkeypatch.setattr("penstock.executors.local.find_devices", lambda: [Device("cpu", device, 2**30)])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    assert re.search(said, profile(file(TASK), code=2).stderr)
+    code = TASK.replace(
+        "nn.Linear(1, 1)", "nn.Sequential(nn.Linear(1, 1 + (w := config['wide'])), nn.Linear(1 + w, 1))"
+    )
+    code = code.replace('{"lr"', '{"wide": ps.choice([True, False]), "lr"').replace("trials=4", "trials=8")
+    result = profile(file(code), code=2)
+    assert re.search(said, result.stderr)
+    lines = [line for line in result.stdout.splitlines() if line.strip() not in ("", "training")]
+    wide = sum(load(Path("tuned.py")).space.draw(7, number)["wide"] for number in range(8))
+    assert lines[0] == "Of 8 configs, 8 can be fused with others, in 2 groups:"
+    assert sorted(int(line.split()[0]) for line in lines[1:]) == sorted([wide, 8 - wide])
+    reasons = [line.split(": ", 1)[1] for line in lines[1:] if ": " in line]
+    assert len(reasons) == 1
+    assert re.fullmatch(r"0\.out_features is [12] in one trial and [12] in another", reasons[0])
 
 
 def test_all_devices_unless_told_and_on_a_cpu_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,11 @@ class FakeSpace:
 
     constants: ClassVar[Config] = {"epochs": 3}
 
-    def grid(self) -> list[Config]:
-        return [{"x": x, "y": y} for x in (0, 1, 2) for y in "ab"]
+    def grid_size(self) -> int:
+        return 6
+
+    def grid_point(self, number: int) -> Config:
+        return {"x": number // 2, "y": "ab"[number % 2]}
 
     def perturb(self, config: Config, seed: int, number: int, generation: int) -> Config:
         return {"x": config.get("x"), "y": "p", "of": config, "for": (seed, number, generation)}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.bundle import Bundle, Failed, Finished, Job, Measured, Placement, Saved, Stopped
+from penstock.bundle import Bundle, Job, Left, Measured, Placement, StateSaved, TrialFailed, TrialFinished, TrialStopped
 from penstock.executors.local import find_devices
 from penstock.training.checkpoint import load
 from penstock.training.data import DataCache
@@ -86,7 +86,7 @@ class Contract:
         while count > 0:
             for event in executor.wait():
                 events.append(event)
-                count -= isinstance(event, Finished | Stopped | Failed)
+                count -= isinstance(event, Left)
         return events
 
     def curve(self, events):
@@ -117,8 +117,8 @@ class ExecutorContract(Contract):
     def test_a_trial_trains_to_its_grant_and_no_further(self, executor):
         attempt = next(attempts)
         self.place(executor, Placement(4, attempt, CONFIG, 3))
-        events = [e for e in self.until_left(executor) if not isinstance(e, Saved | Measured)]
-        assert [type(e) for e in events] == [Report, Report, Report, Finished]
+        events = [e for e in self.until_left(executor) if not isinstance(e, StateSaved | Measured)]
+        assert [type(e) for e in events] == [Report, Report, Report, TrialFinished]
         assert [e.unit for e in events[:3]] == [1, 2, 3]
         assert {(e.trial, e.attempt) for e in events} == {(4, attempt)}
         assert self.curve(events) == alone(Blobs(), 4, CONFIG, 3)
@@ -138,7 +138,7 @@ class ExecutorContract(Contract):
         events = executor.wait()
         self.place(executor)
         events += self.until_left(executor)
-        assert isinstance(events[-1], Stopped)
+        assert isinstance(events[-1], TrialStopped)
         done = len(self.curve(events))
         self.place(executor, Placement(4, next(attempts), CONFIG, done + 2, events[-1].state))
         assert self.curve(events + self.until_left(executor)) == alone(Blobs(), 4, CONFIG, done + 2)
@@ -148,7 +148,7 @@ class ExecutorContract(Contract):
         self.place(executor, Placement(4, attempt, CONFIG, 10**6))
         self.place(executor, Placement(4, attempt, CONFIG, 4))
         events = self.until_left(executor)
-        assert isinstance(events[-1], Finished)
+        assert isinstance(events[-1], TrialFinished)
         done = len(self.curve(events))  # above 4 where the trial was faster than the news
         assert 4 <= done < 10**6
         assert self.curve(events) == alone(Blobs(), 4, CONFIG, done)
@@ -157,7 +157,7 @@ class ExecutorContract(Contract):
         self.place(executor, Placement(4, next(attempts), CONFIG, 10**6))
         self.place(executor, Placement(5, next(attempts), CONFIG, 2), name="b")
         events = self.until_left(executor, 2)
-        assert [type(e) for e in events if e.trial == 4][-1] is Stopped
+        assert [type(e) for e in events if e.trial == 4][-1] is TrialStopped
         assert self.curve([e for e in events if e.trial == 5]) == alone(Blobs(), 5, CONFIG, 2)
 
     def test_a_trial_that_raises_says_why_and_costs_the_next_one_nothing(self, executor):
@@ -181,7 +181,7 @@ class ExecutorContract(Contract):
             pass
         executor.wake()
         events = executor.wait()
-        assert all(not isinstance(e, Stopped | Finished) for e in events)
+        assert all(not isinstance(e, TrialStopped | TrialFinished) for e in events)
         self.place(executor)
         self.until_left(executor)
 
@@ -218,9 +218,9 @@ class ExecutorContract(Contract):
         events = self.until_left(exact, 4)
         for trial, config, units in placed:
             self.assert_as_alone(events, trial, config, units)
-            own = [e for e in events if getattr(e, "trial", None) == trial and not isinstance(e, Saved)]
+            own = [e for e in events if getattr(e, "trial", None) == trial and not isinstance(e, StateSaved)]
             report, finished = own[-2:]
-            assert isinstance(finished, Finished)
+            assert isinstance(finished, TrialFinished)
             assert report.state.unit == units
 
     def test_a_fused_bundle_changes_when_it_is_declared_again(self, exact):
@@ -231,7 +231,7 @@ class ExecutorContract(Contract):
             events += exact.wait()
         self.fuse(exact, stays, comes)
         events += self.until_left(exact)
-        (stopped,) = (e for e in events if isinstance(e, Stopped))  # others may have reported since
+        (stopped,) = (e for e in events if isinstance(e, TrialStopped))  # others may have reported since
         assert stopped.trial == 2
         units = len([e for e in events if isinstance(e, Report) and e.trial == 2])
         again = Placement(2, next(attempts), CONFIG, units + 2, stopped.state)
@@ -243,7 +243,7 @@ class ExecutorContract(Contract):
         for trial in (1, 3):
             left = [e for e in events if getattr(e, "trial", None) == trial][-1]
             done = len([e for e in events if isinstance(e, Report) and e.trial == trial])
-            assert isinstance(left, Stopped)
+            assert isinstance(left, TrialStopped)
             self.assert_as_alone(events, trial, CONFIG, done)
             self.place(exact, Placement(trial, next(attempts), CONFIG, done + 1, left.state))  # it goes on solo
             more = self.until_left(exact)
@@ -253,7 +253,7 @@ class ExecutorContract(Contract):
         broken = {**CONFIG, "broken": True}
         self.fuse(exact, *(Placement(trial, next(attempts), (CONFIG, broken)[trial == 2], 2) for trial in (1, 2, 3)))
         events = self.until_left(exact, 3)
-        (failed,) = (e for e in events if isinstance(e, Failed))
+        (failed,) = (e for e in events if isinstance(e, TrialFailed))
         assert failed.trial == 2
         assert "no such model" in failed.error
         for trial in (1, 3):
@@ -263,14 +263,14 @@ class ExecutorContract(Contract):
 class SpreadContract(ExecutorContract):
     """What an executor of several devices keeps besides: a trial on all of them is the trial on one."""
 
-    endless = 10**4  # its workers train as any: compiling, which takes them ten seconds, is seen on one device
+    endless = 3 * 10**3  # its workers train as any: compiling, which takes them ten seconds, is seen on one device
 
     def test_a_trial_on_several_devices_is_the_trial_on_one(self, exact):
         attempt = next(attempts)
         self.spread(exact, Placement(4, attempt, CONFIG, 4))
         events = self.until_left(exact)
         self.assert_as_alone(events, 4, CONFIG, 4)
-        assert isinstance(events[-1], Finished)
+        assert isinstance(events[-1], TrialFinished)
         assert all(e.attempt == attempt for e in events if isinstance(e, Report))
         assert events[-2].state.unit == 4
 
@@ -291,7 +291,7 @@ class SpreadContract(ExecutorContract):
         events = exact.wait()
         exact.place(Bundle("a", tuple(d.name for d in exact.devices()[:2]), ()))
         events += self.until_left(exact)
-        assert isinstance(events[-1], Stopped)
+        assert isinstance(events[-1], TrialStopped)
         done = sum(isinstance(e, Report) for e in events)
         self.spread(exact, Placement(4, next(attempts), CONFIG, done + 2, events[-1].state), devices=(1, 0))
         self.assert_as_alone(events + self.until_left(exact), 4, CONFIG, done + 2)
@@ -321,7 +321,7 @@ class SpreadContract(ExecutorContract):
         assert "ZeroDivisionError" in failed.error
         assert not failed.died
         self.spread(executor, Placement(4, next(attempts), CONFIG, 1), devices=(1, 0), name="b")
-        assert [type(e) for e in self.until_left(executor) if not isinstance(e, Saved)] == [Report, Finished]
+        assert [type(e) for e in self.until_left(executor) if not isinstance(e, StateSaved)] == [Report, TrialFinished]
 
     def test_a_bundle_that_follows_one_on_several_devices(self, exact):
         self.spread(exact, Placement(4, next(attempts), CONFIG, 2))
@@ -345,7 +345,7 @@ class SharesContract(Contract):
         events = shared.wait()
         shared.place(Bundle("a", tuple(d.name for d in shared.devices()[:2]), ()))
         events += self.until_left(shared)
-        assert isinstance(events[-1], Stopped)
+        assert isinstance(events[-1], TrialStopped)
         done = sum(isinstance(e, Report) for e in events)
         self.spread(shared, Placement(4, next(attempts), CONFIG, done + 2, events[-1].state), devices=(1, 0), name="b")
         events += self.until_left(shared)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.algorithms.base import Granting
 from penstock.bundle import Device
-from penstock.log.events import Asked, Devices, Measured, Placed, Reported, Saved, read
-from penstock.log.events import Failed as FailedEvent
+from penstock.log.events import Asked, Devices, Failed, Measured, Placed, Reported, Saved, read
 from penstock.scheduling.base import Assignment
 from penstock.scheduling.fifo import fifo
 from penstock.settings import SCHEDULERS as SCHEDULERS_BY_NAME
 from penstock.speed.curve import Curve
 from penstock.trial import Member, StartFrom, TrialGroup
 from tests.engine.known import know
+from tests.studies import log, studies
 from tests.tasks import Blobs
 
 SPACE = {"x": ps.uniform(0, 1), "slow": ps.choice([1, 2, 5])}
@@ -42,18 +42,15 @@ def look_up(config):
     return ps.Tabulated({"loss": losses}, seconds=float(config["slow"]), bytes=2**30)
 
 
-def study(algorithm, trials=None, name="s", task=None, **changes):
-    task = ps.TabulatedTask(look_up) if task is None else task
-    arguments = {"metric": "loss", "mode": "min", "algorithm": algorithm, "trials": trials, "name": name, **changes}
-    return ps.Study(task, arguments.pop("space", SPACE), **arguments)
+usual = studies(ps.TabulatedTask(look_up), SPACE)
+
+
+def study(algorithm, trials=None, **changes):
+    return usual(algorithm=algorithm, trials=trials, **changes)
 
 
 def cluster(devices=5, **changes):
     return ps.Simulated(devices=devices, **{"curve": CURVE, "start": 0.5, "stop": 0.25, **changes})
-
-
-def log(name="s"):
-    return list(read(Path(".penstock") / name / "log.jsonl"))
 
 
 def assert_sound(result, devices):
@@ -113,7 +110,7 @@ def test_equal_seeds_give_equal_logs(scheduler):
     for name in "ab":
         study(ps.ASHA(max_budget=9), 16, name=name, dir=name).run(on=lossy, scheduler=scheduler, progress=False)
     first, second = (list(read(Path(name) / name / "log.jsonl")) for name in "ab")
-    assert any(isinstance(event, FailedEvent) for event in first), "devices were lost"
+    assert any(isinstance(event, Failed) for event in first), "devices were lost"
     assert first[1:] == second[1:]
 
 
@@ -392,7 +389,7 @@ def test_a_trial_is_not_given_up_for_the_devices_that_it_lost():
         on=cluster(1, losses=lost, returns=True), scheduler="fifo", progress=False
     )
     assert [trial.state for trial in result.trials] == ["finished"]
-    assert len([event for event in log() if isinstance(event, FailedEvent)]) == 7
+    assert len([event for event in log() if isinstance(event, Failed)]) == 7
 
 
 @pytest.mark.parametrize(("own", "donors", "done"), [(6, 2, True), (2, 6, False)])
@@ -525,7 +522,9 @@ def test_what_is_printed_to_go_on_with_says_where_and_how(capsys):
     def interrupts(config):
         raise KeyboardInterrupt
 
+    interrupted = study(ps.Random(budget=2), 2, task=ps.TabulatedTask(interrupts))
+    interrupted.file = "tune.py"
     with pytest.raises(KeyboardInterrupt):
-        study(ps.Random(budget=2), 2, task=ps.TabulatedTask(interrupts)).run(on=cluster(3), scheduler="fifo")
+        interrupted.run(on=cluster(3), scheduler="fifo")
     said = "Interrupted; go on with: penstock resume s --on simulated --devices 3 --scheduler fifo\n"
     assert capsys.readouterr().err == said

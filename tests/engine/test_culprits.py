@@ -4,6 +4,7 @@ import math
 import os
 import signal
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.bundle import Description, Device, Failed, Finished
+from penstock.bundle import Description, Device, TrialFailed, TrialFinished
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor
-from penstock.log.events import Asked, Opened, Placed, Reported, decode, read
-from penstock.log.events import Failed as FailedEvent
+from penstock.log.events import Asked, Failed, Opened, Placed, Reported, decode, read
 from penstock.log.history import History
+from penstock.speed.model import SIZES
 from penstock.trial import Report
 from tests.contracts.executors import Exact, alone
 from tests.tasks import Blobs
@@ -35,13 +36,13 @@ class Fragile(Executor):
         self.fatal, self.losses, self.pieces, self.large, self.late = fatal or {}, losses, pieces, large, late
         self.all = [Device(f"d{i}", "fragile", 2**40) for i in range(devices)]
         self.on = {device.name: {} for device in self.all}  # [placement, unit] by trial
-        self.ended, self.untold, self.deaths, self.placed, self.time = set(), [], [], [], 0.0
+        self.ended, self.untold, self.deaths, self.placed, self.time, self.study = set(), [], [], [], 0.0, ""
 
     def devices(self):
         return [device for device in self.all if device.name in self.on]
 
     def place(self, bundle):
-        (device,) = bundle.devices
+        (device,), self.study = bundle.devices, bundle.study
         self.placed.append(tuple(p.trial for p in bundle.placements))
         there = self.on[device]
         for p in bundle.placements:
@@ -56,7 +57,7 @@ class Fragile(Executor):
         assert self.time < 1000, "it goes on for ever"
         told = self.untold[:1] if self.pieces else list(self.untold)
         del self.untold[: len(told)]
-        return told
+        return [one if isinstance(one, DeviceAdded | DeviceLost) else replace(one, study=self.study) for one in told]
 
     def advance(self):
         for device in self.all:
@@ -89,20 +90,20 @@ class Fragile(Executor):
         if one[1] >= p.budget:
             self.ended.add((trial, p.attempt))
             if trial in self.late:  # its worker dies with the last report still in the pipe
-                self.untold.append(Failed(trial, p.attempt, "late", died=True))
+                self.untold.append(TrialFailed(trial, p.attempt, "late", died=True))
             else:
-                self.untold.append(Finished(trial, p.attempt))
+                self.untold.append(TrialFinished(trial, p.attempt))
 
     def fail(self, there, how):
         for trial, (p, _) in there.items():
             self.ended.add((trial, p.attempt))
-            self.untold.append(Failed(trial, p.attempt, how, died=True))
+            self.untold.append(TrialFailed(trial, p.attempt, how, died=True))
         there.clear()
 
     def wake(self):
         pass
 
-    def describe(self, configs, *, train, trials=()):
+    def describe(self, configs, *, train, trials=(), study=""):
         return [Description(("loss",), 1, "alike") for _ in configs]
 
     def now(self):
@@ -140,7 +141,7 @@ def run(executor, trials, dir=".penstock"):
 
 def deaths(events):
     """Trial and whether it was its own, of every death."""
-    return [(event.trial, event.own) for event in events if isinstance(event, FailedEvent)]
+    return [(event.trial, event.own) for event in events if isinstance(event, Failed)]
 
 
 @settings(deadline=None, max_examples=60)
@@ -175,7 +176,7 @@ def test_a_bundle_is_halved_until_the_culprit_is_alone():
 
 
 def test_a_trial_that_came_further_is_free_of_suspicion_and_may_be_with_anybody(monkeypatch):
-    monkeypatch.setattr("penstock.speed.model.LARGEST", 2)
+    monkeypatch.setitem(SIZES, "forced", 2)
     executor = Fragile(devices=2, fatal={0: 1})
     run(executor, 7)
     assert executor.deaths[:2] == [(0, 1), (0,)]
@@ -184,7 +185,7 @@ def test_a_trial_that_came_further_is_free_of_suspicion_and_may_be_with_anybody(
 
 
 def test_others_do_not_join_suspects_and_suspects_do_not_join_others(monkeypatch):
-    monkeypatch.setattr("penstock.speed.model.LARGEST", 4)
+    monkeypatch.setitem(SIZES, "forced", 4)
     executor = Fragile(fatal={0: 1})
     run(executor, 7)  # four die together while three wait, which have room for one of the four, but not for a suspect
     assert executor.deaths == [(0, 1, 2, 3), (0, 1), *[(0,)] * 4]
@@ -194,7 +195,7 @@ def test_others_do_not_join_suspects_and_suspects_do_not_join_others(monkeypatch
 
 
 def test_a_suspect_that_only_repeats_what_it_reported_is_still_one(monkeypatch):
-    monkeypatch.setattr("penstock.speed.model.LARGEST", 2)
+    monkeypatch.setitem(SIZES, "forced", 2)
     executor = Fragile(devices=2, fatal={0: 2})
     run(executor, 7)  # 0 trains its first unit again and again, while others wait and there is room
     assert [one for one in executor.placed if 0 in one] == [(0, 1), *[(0,)] * 4]
@@ -236,7 +237,7 @@ def test_deaths_in_company_do_not_count_and_those_of_older_logs_do():
     begin = [Opened({"metric": "loss", "mode": "min"}), Asked(0, {}, 2, "g")]
     old = decode('{"n":2,"event":"failed","trial":0,"attempt":1,"error":"died","final":false,"clock":1.0}', 2)
     assert History.of([*begin, old]).trials[0].deaths == 1
-    assert History.of([*begin, FailedEvent(0, 1, "died", False, 1.0, own=False)]).trials[0].deaths == 0
+    assert History.of([*begin, Failed(0, 1, "died", False, 1.0, own=False)]).trials[0].deaths == 0
 
 
 # Real worker processes

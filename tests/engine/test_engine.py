@@ -1,32 +1,26 @@
 """The engine: retries, limits, collection, and what it does with what goes wrong."""
 
-import os
 import signal
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import penstock as ps
-from penstock.bundle import Device, Failed, Finished, Stopped
+from penstock.bundle import Device, Left, TrialFailed, TrialFinished, TrialStopped
 from penstock.executors.base import Executor
-from penstock.log.events import Asked, Ended, Log, Placed, read
-from penstock.log.events import Failed as FailedEvent
+from penstock.log.events import Asked, Ended, Failed, Placed
+from penstock.log.writer import Log
 from penstock.study import Study
 from penstock.trial import Report
+from tests.programs import run
+from tests.studies import log, studies
 from tests.tasks import Blobs, trivial
 
 SPACE = {"x": ps.uniform(0, 4)}
 
 
-def study(task=trivial, **settings):
-    settings = {"metric": "loss", "mode": "min", "algorithm": ps.Random(budget=3), "trials": 4, "name": "s", **settings}
-    return ps.Study(task, settings.pop("space", SPACE), **settings)
-
-
-def log(dir=".penstock"):
-    return list(read(Path(dir) / "s" / "log.jsonl"))
+study = studies(trivial, SPACE, algorithm=ps.Random(budget=3), trials=4)
 
 
 class ScriptedExecutor(Executor):
@@ -54,14 +48,14 @@ class ScriptedExecutor(Executor):
             return []
         self.time += 1.0
         event = self.events.pop(0)
-        if isinstance(event, Finished | Stopped | Failed):
+        if isinstance(event, Left):
             self.busy = {device: trial for device, trial in self.busy.items() if trial != event.trial}
-        return [event]
+        return [replace(event, study=self.placed[0].study)]
 
     def wake(self):
         pass
 
-    def describe(self, configs, *, train, trials=()):
+    def describe(self, configs, *, train, trials=(), study=""):
         from penstock.bundle import Description
 
         return [Description() for _ in configs]
@@ -88,22 +82,22 @@ def test_a_trial_whose_worker_dies_is_retried_three_times_then_given_up(monkeypa
     def script(executor, bundle):
         (p,) = bundle.placements
         if p.trial == 1:
-            return [Failed(p.trial, p.attempt, "worker process 7 was killed by SIGKILL", died=True)]
-        return [*reports(p), Finished(p.trial, p.attempt)]
+            return [TrialFailed(p.trial, p.attempt, "worker process 7 was killed by SIGKILL", died=True)]
+        return [*reports(p), TrialFinished(p.trial, p.attempt)]
 
     result, executor = run_scripted(monkeypatch, script)
     assert [t.state for t in result.trials] == ["finished", "failed", "finished", "finished"]
     assert result.trials[1].error == "worker process 7 was killed by SIGKILL, and so did 3 retries"
     assert [b.placements[0].attempt for b in executor.placed if b.placements[0].trial == 1] == [1, 2, 3, 4]
-    assert [e.final for e in log() if isinstance(e, FailedEvent)] == [False, False, False, True]
+    assert [e.final for e in log() if isinstance(e, Failed)] == [False, False, False, True]
 
 
 def test_a_trial_that_comes_further_between_deaths_is_not_given_up(monkeypatch):
     def script(executor, bundle):
         (p,) = bundle.placements
         if p.attempt <= 6:
-            return [*reports(p, upto=p.attempt), Failed(p.trial, p.attempt, "killed", died=True)]
-        return [*reports(p), Finished(p.trial, p.attempt)]
+            return [*reports(p, upto=p.attempt), TrialFailed(p.trial, p.attempt, "killed", died=True)]
+        return [*reports(p), TrialFinished(p.trial, p.attempt)]
 
     result, _ = run_scripted(monkeypatch, script, trials=1, algorithm=ps.Random(budget=8))
     assert result.trials[0].state == "finished"
@@ -113,18 +107,23 @@ def test_a_trial_that_comes_further_between_deaths_is_not_given_up(monkeypatch):
 def test_an_error_of_the_users_code_is_final_at_once(monkeypatch):
     def script(executor, bundle):
         (p,) = bundle.placements
-        return [Failed(p.trial, p.attempt, "ZeroDivisionError")]
+        return [TrialFailed(p.trial, p.attempt, "ZeroDivisionError")]
 
     result, executor = run_scripted(monkeypatch, script, trials=2)
     assert len(executor.placed) == 2
-    assert result.ended == "done"
+    assert result.ended == "failed"
 
 
 def test_what_an_older_attempt_says_is_discarded(monkeypatch):
     def script(executor, bundle):
         (p,) = bundle.placements
-        stale = [Report(p.trial, 1, {"loss": -99.0}, p.attempt - 1), Finished(p.trial, p.attempt - 1)]
-        return [*stale, *reports(p), Report(p.trial, 9, {"loss": -99.0}, p.attempt - 1), Finished(p.trial, p.attempt)]
+        stale = [Report(p.trial, 1, {"loss": -99.0}, p.attempt - 1), TrialFinished(p.trial, p.attempt - 1)]
+        return [
+            *stale,
+            *reports(p),
+            Report(p.trial, 9, {"loss": -99.0}, p.attempt - 1),
+            TrialFinished(p.trial, p.attempt),
+        ]
 
     result, _ = run_scripted(monkeypatch, script)
     assert all(row["loss"] > 0 for t in result.trials for row in t.curve)
@@ -133,12 +132,15 @@ def test_what_an_older_attempt_says_is_discarded(monkeypatch):
 def test_a_promoted_trial_is_not_placed_before_it_has_left(monkeypatch):
     def script(executor, bundle):
         (p,) = bundle.placements
-        return [*reports(p, first=1, loss=10.0 - p.trial), Finished(p.trial, p.attempt)]  # each better than the last
+        return [
+            *reports(p, first=1, loss=10.0 - p.trial),
+            TrialFinished(p.trial, p.attempt),
+        ]  # each better than the last
 
     algorithm = ps.ASHA(max_budget=4, reduction=2, concurrency=2)  # so that a device is free for it at once
     result, _ = run_scripted(monkeypatch, script, devices=3, algorithm=algorithm, trials=8)
     assert result.ended == "done"
-    assert {t.state for t in result.trials} <= {"finished", "paused"}
+    assert {t.state for t in result.trials} <= {"finished", "stopped"}
 
 
 def test_the_deadline_ends_the_study_by_the_executors_clock_and_keeps_the_last_metrics(monkeypatch):
@@ -146,7 +148,7 @@ def test_the_deadline_ends_the_study_by_the_executors_clock_and_keeps_the_last_m
         if not bundle.placements:
             return []  # busy between two reports: it never stops
         (p,) = bundle.placements
-        return [*reports(p), Finished(p.trial, p.attempt)] if p.trial < 2 else reports(p, upto=1)
+        return [*reports(p), TrialFinished(p.trial, p.attempt)] if p.trial < 2 else reports(p, upto=1)
 
     result, executor = run_scripted(monkeypatch, script, deadline=100)
     assert result.ended == "deadline"
@@ -171,7 +173,7 @@ def test_the_target_ends_the_study_and_running_trials_are_stopped(monkeypatch):
     def script(executor, bundle):
         if not bundle.placements:
             (p,) = next(b.placements for b in executor.placed if b.name == bundle.name)
-            return [Stopped(p.trial, p.attempt, None)]
+            return [TrialStopped(p.trial, p.attempt, None)]
         (p,) = bundle.placements
         return reports(p) if p.trial == 0 else [*reports(p, loss=0.01)]
 
@@ -244,7 +246,7 @@ def test_paused_trials_keep_their_states():
     kept = {int(path.name.split("-")[0]) for path in Path(".penstock/s/states").iterdir()}
     finished = [t for t in result.trials if t.state == "finished"]
     settled = min(finished, key=lambda t: t.metrics["loss"])  # the best, should a better one that is paused diverge
-    assert kept == {t.number for t in result.trials if t.state == "paused"} | {result.best.number, settled.number}
+    assert kept == {t.number for t in result.trials if t.state == "stopped"} | {result.best.number, settled.number}
     assert len(finished) > 1
 
 
@@ -272,7 +274,7 @@ def test_donors_keep_their_states_until_they_were_read(monkeypatch):
     donors = {int(state.file.split("-")[0]) for (trial, _), state in placed.items() if state}
     assert {e.start_from[0] for e in copies} <= donors
     assert [t.state for t in result.trials] == ["finished"] * 8
-    assert not any(isinstance(e, FailedEvent) for e in events)
+    assert not any(isinstance(e, Failed) for e in events)
     (kept,) = Path(".penstock/s/states").iterdir()
     assert int(kept.name.split("-")[0]) == result.best.number
 
@@ -313,35 +315,29 @@ if __name__ == "__main__":
 
 
 def interrupted(folder, *when, by="SIGINT"):
-    """What becomes of the study above, run in a folder."""
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    """What the study above shows, run in a folder. An interrupted study ends by SIGINT, as a shell expects."""
     (folder / "interrupts.py").write_text(INTERRUPTED.replace("SIGINT", by))
-    command = [sys.executable, folder / "interrupts.py", *when]
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    return interrupted(tmp_path_factory.mktemp("whole")).stdout
+    return run(f"python {folder / 'interrupts.py'} {' '.join(when)}", -signal.SIGINT if when else 0)
 
 
 @pytest.mark.parametrize("presses", [1, 2])
-def test_ctrl_c_stops_at_the_next_step_and_everything_is_resumable(presses, tmp_path, uninterrupted):
+def test_ctrl_c_stops_at_the_next_step_and_everything_is_resumable(presses, tmp_path, monkeypatch):
     first = interrupted(tmp_path, "30", str(presses))
-    assert first.returncode != 0
     assert "KeyboardInterrupt" in first.stderr
     events = log()
     assert [e.reason for e in events if isinstance(e, Ended)] == ["interrupted"]
     if presses == 1:
         assert "go on with: penstock resume s --sharing solo\n" in first.stderr
         saved = [e for e in events if type(e).__name__ == "Saved"]
-        assert saved[-1].state.step == 10  # two calls of the dry batch, 18 of trial 0, and ten of trial 1
-    assert interrupted(tmp_path).stdout == uninterrupted != ""
+        assert saved[-1].state.step == 12  # 18 of trial 0, and 12: the dry batch leaves no trace in the count
+    resumed = interrupted(tmp_path).stdout
+    (tmp_path / "whole").mkdir()
+    monkeypatch.chdir(tmp_path / "whole")
+    assert resumed == interrupted(tmp_path / "whole").stdout != ""
 
 
 def test_sigterm_is_like_ctrl_c_once(tmp_path):
-    first = interrupted(tmp_path, "30", "1", by="SIGTERM")
-    assert first.returncode in (-signal.SIGINT, 130, 1)
+    interrupted(tmp_path, "30", "1", by="SIGTERM")
     assert [e.reason for e in log() if isinstance(e, Ended)] == ["interrupted"]
 
 
@@ -356,5 +352,5 @@ def test_a_full_disk_ends_the_study_and_not_its_trials(sharing, monkeypatch):
         disk.setattr("penstock.log.states.Folder._write", full)
         with pytest.raises(ps.StudyError, match=r"No space left on device\). Everything before is safe: make room"):
             blobs.run(sharing=sharing)
-    assert not [event for event in log() if isinstance(event, FailedEvent)]
+    assert not [event for event in log() if isinstance(event, Failed)]
     assert [trial.state for trial in blobs.run(sharing=sharing).trials] == ["finished"] * 4

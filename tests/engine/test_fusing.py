@@ -12,18 +12,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import penstock as ps
-from penstock.bundle import Description, Device, Failed, Measured, Placement
+from penstock.bundle import Description, Device, Measured, Placement, TrialFailed
+from penstock.cli.app import app
 from penstock.engine.bundling import Bundling
 from penstock.engine.clocking import Pace, Shelf
-from penstock.engine.descriptions import ALL_UNLIKE, Descriptions
+from penstock.engine.descriptions import Descriptions
 from penstock.engine.placing import Placing
 from penstock.executors.base import DeviceAdded, DeviceLost
 from penstock.executors.local import LocalExecutor
 from penstock.executors.processes import executor as processes
 from penstock.log import events
-from penstock.log.events import Asked, Dropped, Placed, Reported, read
+from penstock.log.events import Asked, Dropped, Placed, Reported
 from penstock.log.history import History, TrialRecord
 from penstock.scheduling.base import Assignment, Demand
 from penstock.scheduling.waterfill import waterfill
@@ -34,6 +36,7 @@ from penstock.training.fused.measuring import Measuring
 from penstock.training.runs import fused as fused_run
 from penstock.training.runs import solo as solo_run
 from penstock.training.worker import Worker
+from tests.studies import log, studies
 from tests.tasks import Blobs, trivial
 
 SPACE = {"lr": ps.loguniform(1e-3, 0.5), "rate": ps.uniform(0, 0.5)}
@@ -50,17 +53,15 @@ class Exact(Blobs):
         return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), rate, nn.Linear(12, 2)).double()
 
 
-def study(task=None, name="s", **settings):
-    settings = {"metric": "loss", "mode": "min", "algorithm": ps.Random(budget=3), "trials": 6, **settings}
-    return ps.Study(task or Exact(), settings.pop("space", SPACE), name=name, **settings)
+study = studies(Exact, SPACE, algorithm=ps.Random(budget=3), trials=6)
 
 
 def run(task=None, sharing="fused", workers=1, **settings):
-    return study(task, **settings).run(progress=False, sharing=sharing, workers=workers)
+    return study(task or Exact(), **settings).run(progress=False, sharing=sharing, workers=workers)
 
 
 def logged(name, *kinds):
-    return [event for event in read(Path(".penstock") / name / "log.jsonl") if isinstance(event, kinds)]
+    return [event for event in log(name) if isinstance(event, kinds)]
 
 
 def decisions(name):
@@ -343,9 +344,12 @@ def test_a_refusal_is_told_once_and_is_in_the_log_once(task, sharing, declared):
     with pytest.warns(ps.SoloWarning) as told:
         run(task, sharing=sharing, algorithm=ps.Random(budget=2), trials=3)
     assert len(told) == 1
-    (found,) = logged("s", events.Measured)
-    assert (found.way, found.size, found.table) == ("solo", 1, {})
-    assert found.reason.rstrip(".") in str(told[0].message)
+    *tried, found = logged("s", events.Measured)
+    assert (found.signature, found.way, found.size, found.table) == (events.SOLO, "solo", 1, {})
+    assert found.reason == str(told[0].message)
+    assert found.reason.startswith("3 of 3 trials train solo: ")
+    assert all(one.reason in found.reason for one in tried)
+    assert len(tried) == (1 if isinstance(task, Branches) else 0), "only a branch is seen in training alone"
     assert [len(one.placements) for one in declared if one.mode == "solo"] == [1] * 3
     assert "sharing" not in kept(), "nothing was measured"
 
@@ -354,6 +358,7 @@ def test_a_refusal_is_told_once_and_is_in_the_log_once(task, sharing, declared):
 
 
 ALIKE = Description(signature="alike", bytes=100)
+KEEPER = SimpleNamespace(intact=bool)  # no trial here has a state
 
 
 def record(number, kind):
@@ -379,33 +384,84 @@ def test_a_config_is_described_once_and_again_when_it_changed():
     assert [descriptions.of(0).signature, descriptions.of(1).signature] == ["alike", "other"]
 
 
-def test_each_reason_is_told_once():
-    odd, even = Description(reason="it is odd"), Description(reason="it is even.")
-    descriptions, _ = described(a=odd, b=even, c=Description())
-    with warnings.catch_warnings(record=True) as told:
+def told(descriptions, kinds):
+    """The warnings that come with the descriptions of some trials, by their kinds."""
+    with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        descriptions.learn([record(number, kind) for number, kind in enumerate("aabcab")])
-    assert [str(one.message) for one in told] == [
-        "Trials that cannot be fused train solo: it is odd.",
-        "Trials that cannot be fused train solo: it is even.",
+        descriptions.learn([record(number, kind) for number, kind in enumerate(kinds)])
+    assert all(one.category is ps.SoloWarning for one in found)
+    return [str(one.message) for one in found]
+
+
+def test_each_reason_is_told_once_with_the_number_of_its_trials():
+    odd, even = Description(reason="it is odd"), Description(reason="it is even.")
+    descriptions, _ = described(a=odd, b=even, c=Description(), d=ALIKE)
+    assert told(descriptions, "aabcadd") == [
+        "3 of 7 trials train solo: it is odd.",
+        "1 of 7 trials trains solo: it is even.",
     ]
-    assert all(one.category is ps.SoloWarning for one in told)
-    assert descriptions.refusals() == ["it is odd", "it is even."]
-    assert descriptions.refusals() == []
+    assert descriptions.news() == "4 of 7 trials train solo: 3, as it is odd; 1, as it is even."
+    assert descriptions.news() == ""
+    assert told(descriptions, "aabcadda") == []
+    assert descriptions.news() == "", "one more is not worth a line"
+    assert descriptions.news(last=True) == "5 of 8 trials train solo: 4, as it is odd; 1, as it is even."
+    assert descriptions.news(last=True) == ""
 
 
-def test_trials_of_which_no_two_are_alike_are_no_accident():
-    unlike = {f"k{number}": Description(signature=str(number), bytes=1) for number in range(ALL_UNLIKE)}
-    descriptions, _ = described(**unlike)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        descriptions.learn([record(number, f"k{number}") for number in range(ALL_UNLIKE - 1)])
-    with pytest.warns(ps.SoloWarning, match="no two of them are alike"):
-        descriptions.learn([record(ALL_UNLIKE - 1, f"k{ALL_UNLIKE - 1}")])
-    some, _ = described(**unlike)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        some.learn([record(number, f"k{number // 2}") for number in range(2 * ALL_UNLIKE)])
+def test_trials_whose_signatures_all_differ_say_in_what():
+    kinds = {
+        k: Description(signature=k, unlike=(f"{k}.by", f"{k}.by is 1 in one trial and 2 in another")) for k in "bcd"
+    }
+    kinds |= {"a": Description(signature="a"), "e": Description(signature="e", unlike=kinds["b"].unlike)}
+    descriptions, _ = described(**kinds)
+    assert told(descriptions, "ab") == [
+        "2 of 2 trials train solo: each has a signature of its own, as b.by is 1 in one trial and 2 in another. "
+        "To fuse them, fix it or draw it from a few values."
+    ]
+    assert told(descriptions, "abcde") == []
+    assert descriptions.news() == (
+        "5 of 5 trials train solo: each has a signature of its own, as b.by is 1 in one trial and 2 in another; "
+        "c.by is 1 in one trial and 2 in another; and 1 more parts differ. "
+        "To fuse them, fix it or draw it from a few values."
+    )
+    assert told(descriptions, "abcdeabcde") == []
+    assert descriptions.news(last=True) == "", "each has found another trial like it"
+
+
+def test_few_odd_ones_among_many_are_told_at_the_end():
+    descriptions, _ = described(a=ALIKE, b=Description(signature="b"), c=Description(signature="c"))
+    assert told(descriptions, "aaaaabc") == []
+    with pytest.warns(ps.SoloWarning, match="^2 of 7 trials train solo: each has a signature of its own.$"):
+        descriptions.news(last=True)
+    one, _ = described(a=ALIKE, b=Description(signature="b"))
+    assert told(one, "aab") == []
+    assert one.news(last=True) == ""
+
+
+def test_a_study_that_does_not_share_says_nothing():
+    silent = Descriptions(lambda configs, trials: [Description(reason="it is odd") for _ in configs], warns=False)
+    assert told(silent, "aa") == []
+    assert silent.news(last=True) == ""
+
+
+class Weighted(Exact):
+    """Each trial has a loss of its own: the weight decides how many times a term is there."""
+
+    def loss(self, model, batch, config):
+        return sum(super(Weighted, self).loss(model, batch, config) for _ in range(config["times"]))
+
+
+def test_a_study_of_unlike_trials_says_so_in_its_warning_its_log_and_its_progress():
+    with pytest.warns(ps.SoloWarning) as found:
+        run(Weighted(), space={"lr": 0.1, "times": ps.grid([1, 2, 3])}, algorithm=ps.Grid(budget=1), trials=None)
+    line = (
+        "3 of 3 trials train solo: each has a signature of its own, as config['times'], which loss, metrics or data "
+        "read, is 1 in one trial and 2 in another. To fuse them, fix it or draw it from a few values."
+    )
+    assert [str(one.message) for one in found] == [line]
+    assert History.of(log("s")).solo == line
+    shown = CliRunner().invoke(app, ["show", "s"]).output
+    assert "3 of 3 trials train solo: each has a signature of its own" in " ".join(shown.split())
 
 
 def measured(size, table=None, device="cpu", way="native", reason="why"):
@@ -451,9 +507,11 @@ def test_states_must_fit_into_the_device(memory, together, monkeypatch):
     executor = SimpleNamespace(
         devices=lambda: cards, place=lambda bundle: declared.append(bundle), modes={"solo", "fused"}, flexible=False
     )
-    executor.describe = lambda configs, train, trials: [Description(signature="a", bytes=80, beside=200)] * len(configs)
+    executor.describe = lambda configs, train, trials, study: (
+        [Description(signature="a", bytes=80, beside=200)] * len(configs)
+    )
     declared, history = [], History.of([events.Opened({"metric": "loss", "mode": "min"})])
-    placing = Placing(executor, history, waterfill, history.apply, float, bool)
+    placing = Placing(executor, history, waterfill, history.apply, float, KEEPER)
     placing.look()
     for trial in range(6):
         history.apply(Asked(trial, {}, 3, "g"))
@@ -545,7 +603,10 @@ class Elastic(Turns):
                 self._workers[name].place(replace(self.bundles[name], placements=()))
                 return [DeviceLost(gone)]
             self._workers.pop(name).close()
-            left = [Failed(p.trial, p.attempt, "lost", died=True) for p in self.bundles[name].placements]
+            left = [
+                TrialFailed(p.trial, p.attempt, "lost", died=True, study=self.bundles[name].study)
+                for p in self.bundles[name].placements
+            ]
             return [DeviceLost(gone), *left]
         return super().wait(timeout)
 
@@ -576,9 +637,9 @@ def test_a_bundle_whose_device_was_lost_is_not_told_anything_and_keeps_nobody_wa
     cards, declared = [Device(f"cpu:{i}", "cpu", 2**40) for i in range(3)], []
     there = cards[:2]
     executor = SimpleNamespace(devices=lambda: there, place=declared.append, modes={"solo", "fused"}, flexible=False)
-    executor.describe = lambda configs, train, trials: [ALIKE] * len(configs)
+    executor.describe = lambda configs, train, trials, study: [ALIKE] * len(configs)
     history = History.of([events.Opened({"metric": "loss", "mode": "min"})])
-    placing = Placing(executor, history, waterfill, history.apply, float, bool, pace=Pace(SpeedModel(sharing)))
+    placing = Placing(executor, history, waterfill, history.apply, float, KEEPER, pace=Pace(SpeedModel(sharing)))
 
     def ask(*trials):
         for trial in trials:
@@ -606,7 +667,7 @@ def test_bundles_shrink_on_the_devices_that_the_measurement_holds_for():
     declared, pace = [], Pace()
     devices = {name: Device(name, name.split()[0], 2**40) for name in ("new 0", "new 1", "old")}
     pace.look(devices)
-    bundling = Bundling(declared.append, float, pace)
+    bundling = Bundling(declared.append, float, pace, "")
     bundling.look(devices)
     for number, device in enumerate(devices):
         place = bundling.make((device,), "fused", "alike")

@@ -10,10 +10,12 @@ from penstock.bundle import Device, Gathering, Job
 from penstock.engine.clocking import Shelf
 from penstock.executors.local import LocalExecutor
 from penstock.executors.processes import executor as processes
-from penstock.log.events import Measured, Placed, read
+from penstock.log.events import Measured, Placed
 from penstock.speed.profiles import Profiles
 from penstock.task import fingerprint
 from penstock.training.worker import Worker
+from penstock.trial import Report
+from tests.studies import log, studies
 from tests.tasks import Blobs
 
 STEPS = 6  # of a unit, each of a second
@@ -49,11 +51,12 @@ class Lockstep(LocalExecutor):
             if device in self._ahead:
                 self._ahead.remove(device)
                 continue
-            before = len(events)
+            reported = False
             while not worker.idle and (event := worker.advance()) is not None:
                 assert not isinstance(event, Gathering)
+                reported |= isinstance(event, Report)
                 events.append(replace(event, device=device) if isinstance(event, Measured) else event)
-            if device in self._solo and len(events) > before and not worker.idle:
+            if device in self._solo and reported and not worker.idle:
                 self._ahead.add(device)  # after a report a trial alone comes to no boundary before its next step
         return events
 
@@ -66,17 +69,7 @@ class Lockstep(LocalExecutor):
         super().close()
 
 
-def study(name, algorithm, trials):
-    return ps.Study(
-        Blobs(),
-        {"lr": ps.loguniform(1e-2, 1)},
-        metric="loss",
-        mode="min",
-        algorithm=algorithm,
-        trials=trials,
-        name="s",
-        dir=name,
-    )
+study = studies(Blobs, {"lr": ps.loguniform(1e-2, 1)})
 
 
 def signature():
@@ -91,9 +84,7 @@ def know(dir, seconds):
 
 def placed(name):
     return [
-        (event.trial, event.devices, event.mode, event.share)
-        for event in read(Path(name) / "s" / "log.jsonl")
-        if isinstance(event, Placed)
+        (event.trial, event.devices, event.mode, event.share) for event in log(dir=name) if isinstance(event, Placed)
     ]
 
 
@@ -113,13 +104,15 @@ def test_a_real_run_and_a_simulated_one_place_the_same_sequence(algorithm, trial
     monkeypatch.setattr(processes, "ProcessExecutor", Lockstep)
     for dir in ("real", "simulated"):
         know(dir, SIZES)
-    real = study("real", algorithm, trials).run(workers=2, scheduler=scheduler, progress=False)
+    real = study(dir="real", algorithm=algorithm, trials=trials).run(workers=2, scheduler=scheduler, progress=False)
     there = ps.Simulated(
         [Device(f"cpu {i}", "cpu", 2**40) for i in range(2)],
         curves={(signature(), "cpu"): ps.Curve(sharing=(1.0,) * 4)},
         unit_seconds=float(STEPS),
     )
-    simulated = study("simulated", algorithm, trials).run(on=there, scheduler=scheduler, progress=False)
+    simulated = study(dir="simulated", algorithm=algorithm, trials=trials).run(
+        on=there, scheduler=scheduler, progress=False
+    )
     assert placed("simulated") == placed("real")
     if not isinstance(algorithm, ps.PBT):
         assert [len(trial.curve) for trial in simulated.trials] == [len(trial.curve) for trial in real.trials]

@@ -19,7 +19,7 @@ from penstock.scheduling.fifo import fifo
 from penstock.settings import SCHEDULERS
 from penstock.speed.model import SpeedModel
 from penstock.speed.sizes import LARGEST
-from penstock.trial import Later, StateRef
+from penstock.trial import Later, Leg, StateRef
 
 
 class Engine:
@@ -64,7 +64,7 @@ class Engine:
             watched,
             self.log,
             lambda: self.now,
-            lambda state: True,
+            SimpleNamespace(intact=lambda state: True, tell=None),
             pace=Pace(SpeedModel(sharing)),
             spreads=spreads,
             growing=growing,
@@ -76,7 +76,7 @@ class Engine:
         (one,) = wanted
         self.requests.append(one.count)
 
-    def describe(self, configs, train, trials=()):
+    def describe(self, configs, train, trials=(), study=""):
         self.described += len(configs)
         return [self.descriptions.get(config["x"], self.description) for config in configs]
 
@@ -130,6 +130,18 @@ def test_nothing_is_decided_where_nothing_changed(engine):
     one.ask(1)
     one.placing.place()
     assert len(one.views) == 2
+
+
+def test_a_scheduler_is_asked_only_while_a_device_has_room(engine):
+    one = engine()
+    one.ask(0)
+    one.placing.place()
+    one.ask(1)
+    one.placing.place()
+    assert (len(one.views), one.described) == (1, 2), "a trial that has to wait is described all the same"
+    one.placing.left(0)
+    one.placing.place()
+    assert [[demand.trial for demand in demands] for _, demands, _ in one.views] == [[0], [1]]
 
 
 def test_a_trial_enters_a_bundle_that_the_executor_is_told_of(engine):
@@ -400,3 +412,31 @@ def test_a_device_that_is_handed_back_costs_nobody_anything(scheduler, monkeypat
     assert len(units) == 6 * 8
     steps = sum(event.usage.steps for event in log if isinstance(event, Reported))
     assert steps == 6 * 8, "nothing is trained again"
+
+
+def bereft(one):
+    """Trial 1 has taken over trial 0's state, and that state is lost; gives what is said of it."""
+    said = []
+    one.placing.keeper.intact = lambda state: False
+    one.placing.keeper.tell = lambda record, lost, begins: said.append((record.number, lost.trial, begins))
+    for trial in (0, 1, 2):
+        one.history.apply(Asked(trial, {"x": trial}, 1, "g"))
+    one.history.trials[0].state = StateRef("000000-1-1.pt", 1, 70, 9)
+    one.history.apply(Asked(1, {"x": 7}, 3, "g", start_from=(0, 1)))
+    one.placing.ask(one.history.trials[1])
+    return said
+
+
+def test_a_trial_whose_donor_is_trained_again_begins_on_one_device(engine):
+    def widely(view, demands, speed):
+        return [Assignment(demand.trial, ("gpu 0", "gpu 1"), 2.0, measure=True) for demand in demands]
+
+    one = engine(devices=2, schedule=widely, modes=("solo", "distributed"))
+    said = bereft(one)
+    one.placing.place()
+    (bundle,) = one.bundles
+    (placement,) = bundle.placements
+    assert (bundle.mode, bundle.devices, bundle.measure) == ("solo", ("gpu 0",), False)
+    assert (placement.state, placement.inherited, placement.unit) == (None, True, 1)
+    assert placement.legs == (Leg(0, {"x": 0}, 1),)
+    assert [(number, donor) for number, donor, _ in said] == [(1, 0)]

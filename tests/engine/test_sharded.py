@@ -7,12 +7,13 @@ import penstock as ps
 from penstock.bundle import Device, Parted
 from penstock.engine.clocking import Pace
 from penstock.engine.placing import Placing
-from penstock.log.events import Placed, Reported, read
+from penstock.log.events import Failed, Placed, Reported, read
 from penstock.scheduling.base import Assignment, Demand, View, room
 from penstock.scheduling.sharded import sharded
 from penstock.speed.model import UNKNOWN, SpeedModel
 from tests.contracts.executors import Exact, Shared, alone
-from tests.engine.test_placing import Engine
+from tests.engine.test_placing import Engine, bereft
+from tests.studies import studies
 
 
 class Sharing(Engine):
@@ -25,7 +26,7 @@ class Sharing(Engine):
         vars(old.executor).update(executor)
         pace = Pace(SpeedModel("never"))
         self.placing = Placing(
-            old.executor, self.history, old.schedule, self.log, old.clock, old.intact, pace=pace, shards=2
+            old.executor, self.history, old.schedule, self.log, old.clock, old.keeper, pace=pace, shards=2
         )
         self.placing.look()
 
@@ -96,7 +97,7 @@ def schedule(cards, demands, apart=(), held=()):
     left = {name: one for name, one in room(devices, []).items() if name not in held}
     view = View(devices, {}, left, apart=[frozenset(names) for names in apart])
     made = sharded(view, demands, UNKNOWN)
-    assert all(one == Assignment(one.trial, one.devices, len(one.devices), "distributed") for one in made)
+    assert all(one == Assignment(one.trial, one.devices, len(one.devices)) for one in made)
     return {one.trial: one.devices for one in made}
 
 
@@ -126,9 +127,7 @@ def test_sets_of_devices_that_are_apart_are_passed_over_as_long_as_there_are_oth
 # What is refused before anything is made
 
 
-def study(task, **settings):
-    settings = {"algorithm": ps.Random(budget=2), "trials": 2, "name": "s", **settings}
-    return ps.Study(task, {"lr": ps.loguniform(1e-3, 0.5)}, metric="loss", mode="min", **settings)
+study = studies(Shared, {"lr": ps.loguniform(1e-3, 0.5)}, trials=2)
 
 
 def having(**settings):
@@ -158,7 +157,7 @@ def test_a_gradient_scaler_and_shards_do_not_go_together():
 )
 def test_a_run_that_cannot_give_a_trial_its_devices_is_refused(settings, why):
     with pytest.raises(ps.StudyError, match=f"Shared has shards = 2, so that each trial trains on 2 devices.*{why}"):
-        study(Shared()).run(**settings)
+        study().run(**settings)
 
 
 class Others(Shared):
@@ -173,7 +172,7 @@ def test_a_task_that_cannot_train_is_refused_before_the_first_trial():
 
 def test_a_study_in_shares_finds_what_it_finds_on_one_device(tmp_path):
     algorithm = ps.SuccessiveHalving(max_budget=4, min_budget=2, reduction=2)
-    result = study(Shared(), algorithm=algorithm, dir=tmp_path).run(workers=2, progress=False)
+    result = study(algorithm=algorithm, dir=tmp_path).run(workers=2, progress=False)
     assert sorted(len(trial.curve) for trial in result.trials) == [2, 4]
     for trial in result.trials:
         for row, other in zip(trial.curve, alone(Exact(), trial.number, trial.config, len(trial.curve)), strict=True):
@@ -186,7 +185,7 @@ def test_a_study_in_shares_finds_what_it_finds_on_one_device(tmp_path):
 def test_a_study_in_shares_runs_simulated_where_each_trial_trains_on_one_device_in_simulated_time(tmp_path):
     algorithm = ps.SuccessiveHalving(max_budget=4, min_budget=2, reduction=2)
     on = ps.Simulated(devices=4, unit_seconds=10.0, curve=ps.Curve(scaling=(1.0, 0.6)))
-    made = study(Shared(), algorithm=algorithm, trials=3, dir=tmp_path)
+    made = study(algorithm=algorithm, trials=3, dir=tmp_path)
     result = made.run(on=on, progress=False)
     assert sorted(len(trial.curve) for trial in result.trials) == [2, 2, 4]
     for trial in result.trials:
@@ -201,9 +200,22 @@ def test_a_study_in_shares_runs_simulated_where_each_trial_trains_on_one_device_
 
 def test_a_simulated_cluster_that_is_too_small_is_refused_and_one_that_grows_is_waited_for(tmp_path):
     with pytest.raises(ps.StudyError, match=r"shards = 2 need as many devices of one type.* there are 1 of type"):
-        study(Shared(), dir=tmp_path).run(on=ps.Simulated(devices=1, unit_seconds=10.0), progress=False)
+        study(dir=tmp_path).run(on=ps.Simulated(devices=1, unit_seconds=10.0), progress=False)
     growing = ps.Simulated(devices=1, most=2, provision=30.0, unit_seconds=10.0)
     with pytest.warns(UserWarning, match="Trials wait for 2 devices of one type, and there are 1 of type simulated"):
-        study(Shared(), dir=tmp_path, name="t").run(on=growing, progress=False)
+        study(dir=tmp_path, name="t").run(on=growing, progress=False)
     placed = [e for e in read(tmp_path / "t" / "log.jsonl") if isinstance(e, Placed)]
     assert [(e.clock, e.mode, len(e.devices)) for e in placed] == [(30, "distributed", 2), (50, "distributed", 2)]
+
+
+def test_a_lost_state_of_a_donor_fails_one_trial_with_one_message_and_the_others_go_on():
+    one = Sharing([("h200", "a")] * 2)
+    said = bereft(one)
+    one.placing.ask(one.history.trials[2])
+    one.placing.place()
+    (failed,) = [line for line in one.lines if isinstance(line, Failed)]
+    assert (failed.trial, failed.final) == (1, True)
+    assert "one device cannot train its donor again" in failed.error
+    assert [(number, donor) for number, donor, _ in said] == [(1, 0)]
+    one.placing.place()
+    assert [p.trial for bundle in one.bundles for p in bundle.placements] == [2]

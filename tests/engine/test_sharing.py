@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import penstock as ps
-from penstock.log.events import Measured, Placed, read
+from penstock.log.events import Measured, Placed
 from penstock.training.fused import bundle as fused
 from penstock.training.fused import measuring
+from tests.studies import log, studies
 from tests.tasks import Augmented, Blobs, Noisy
 
 SPACE = {"lr": ps.loguniform(1e-3, 0.5), "dropout": ps.uniform(0, 0.5)}
@@ -31,12 +32,7 @@ class Exact(Blobs):
         ).double()
 
 
-def study(task=None, **settings):
-    settings = {
-        "metric": "loss", "mode": "min", "algorithm": ps.ASHA(max_budget=4, reduction=2), "trials": 8, "name": "s",
-        **settings,
-    }  # fmt: skip
-    return ps.Study(task or Exact(), settings.pop("space", SPACE), **settings)
+study = studies(Exact, SPACE, algorithm=ps.ASHA(max_budget=4, reduction=2), trials=8)
 
 
 def curves(result):
@@ -44,7 +40,7 @@ def curves(result):
 
 
 def logged(kind, name="s"):
-    return [event for event in read(Path(".penstock") / name / "log.jsonl") if isinstance(event, kind)]
+    return [event for event in log(name) if isinstance(event, kind)]
 
 
 def alike(some, others):
@@ -119,7 +115,8 @@ class Branches(Exact):
 
 class Draws(Exact):
     def loss(self, model, batch, config):
-        return super().loss(model, (batch[0] + torch.rand_like(batch[0]), batch[1]), config)
+        noise = torch.rand(batch[0].shape, generator=torch.Generator().manual_seed(len(batch[0])))
+        return super().loss(model, (batch[0] + noise, batch[1]), config)
 
 
 class Twice(torch.autograd.Function):
@@ -156,10 +153,10 @@ class Closes(Exact):
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        (Branches(), r"__bool__ at .*test_sharing.py:\d+: its result depends on the values of one trial"),
-        (Draws(), "rand_like draws from torch's generator"),
+        (Branches(), r"__bool__ at .*test_sharing.py:\d+: its result differs from trial to trial, such as"),
+        (Draws(), "rand with a generator of the task's own draws numbers that trials cannot share"),
         (Noisy(), "draws from Python's or numpy's random generator"),
-        (Counts(), "the model changes an attribute of its own in its forward: calls"),
+        (Counts(), "the model changes an attribute of its own in its forward, and reads it: calls"),
         (Closes(), "LBFGS needs a closure"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, ps.Task) else "",
@@ -181,9 +178,9 @@ def test_a_backward_of_ones_own_is_not_lost_in_a_batched_forward():
             return F.cross_entropy(Twice.apply(model(batch[0])), batch[1])
 
     settings = {"algorithm": ps.Random(budget=2), "trials": 3}
-    with pytest.warns(ps.SoloWarning, match="Twice|autograd.Function|Function|gradient"):
-        found = study(Doubles(), **settings).run(progress=False, sharing="fused")
-    assert curves(found) == curves(study(Doubles(), name="alone", **settings).run(progress=False, sharing="solo"))
+    found = study(Doubles(), **settings).run(progress=False, sharing="fused")
+    assert {event.mode for event in logged(Placed)} == {"fused"}
+    alike(curves(found), curves(study(Doubles(), name="alone", **settings).run(progress=False, sharing="solo")))
 
 
 def test_metrics_that_look_at_values_are_measured_one_by_one():
@@ -229,7 +226,10 @@ def test_what_was_measured_is_logged_and_serves_the_next_study(monkeypatch):
 
 
 @pytest.mark.parametrize("sharing", ["auto", "fused", "solo"])
-def test_no_trial_is_made_twice(sharing):
+def test_no_trial_is_made_twice(sharing, monkeypatch):
+    took = measuring.Measuring.took  # a step takes a second whatever the size: a trial that goes on solo is made again
+    monkeypatch.setattr(measuring.Measuring, "took", lambda self, size, seconds, bytes: took(self, size, 1.0, bytes))
+
     class Counted(Exact):
         made = 0
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import penstock as ps
-from penstock.bundle import Failed, Finished, Job, Placement, Saved, Stopped
+from penstock.bundle import Job, Placement, StateSaved, TrialFailed, TrialFinished, TrialStopped
 from penstock.executors.processes.executor import ProcessExecutor
 from penstock.trial import Report
 from tests.contracts.executors import CONFIG, Exact, Shared, SharesContract, SpreadContract, alone
@@ -49,18 +49,36 @@ def test_a_killed_worker_loses_no_report_and_not_the_other_trial(two):
     while not any(isinstance(e, Report) and e.trial == 0 and e.unit == 2 for e in events):
         events += two.wait()
     os.kill(two._workers["cpu:0"].process.pid, signal.SIGKILL)
-    while not any(isinstance(e, Failed) for e in events):
+    while not any(isinstance(e, TrialFailed) for e in events):
         events += two.wait()
-    (failed,) = [e for e in events if isinstance(e, Failed)]
+    (failed,) = [e for e in events if isinstance(e, TrialFailed)]
     assert (failed.trial, failed.attempt, failed.died) == (0, 1, True)
     assert "SIGKILL" in failed.error
     units = [e.unit for e in events if isinstance(e, Report) and e.trial == 0]
     assert units == list(range(1, len(units) + 1))
     suite.place(two, Placement(0, 2, CONFIG, 2), device=0, name="a")  # its device has a new worker
-    while sum(isinstance(e, Finished) for e in events) < 2:
+    while sum(isinstance(e, TrialFinished) for e in events) < 2:
         events += two.wait()
     assert suite.curve([e for e in events if e.trial == 1]) == alone(Blobs(), 1, CONFIG, 6)
     assert suite.curve([e for e in events if e.trial == 0 and e.attempt == 2]) == alone(Blobs(), 0, CONFIG, 2)
+
+
+def test_nothing_is_left_of_a_state_that_a_killed_worker_was_writing(tmp_path):
+    states = tmp_path / "s" / "states"
+
+    def train(trial):
+        for unit in (1, 2):
+            trial.report(unit, state=unit, loss=1.0)
+            if trial.number == 0 and not (states / "000000-1-9.pt").exists():
+                (states / "000000-1-9.pt").write_text("whole, and no event tells of it")
+                (states / "000000-1-10.pt.partial").write_text("cut sh")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    space = {"x": ps.grid([1, 2])}
+    study = ps.Study(train, space, metric="loss", algorithm=ps.Grid(budget=2), dir=tmp_path, name="s")
+    result = study.run(workers=2, progress=False)
+    assert [len(trial.curve) for trial in result.trials] == [2, 2]
+    assert not [path.name for path in states.iterdir() if path.name in ("000000-1-9.pt", "000000-1-10.pt.partial")]
 
 
 DRIVER = """
@@ -137,16 +155,16 @@ def lose_a_worker(executor, suite, killed, attempt):
         events += executor.wait()
     os.kill(executor._workers[f"cpu:{killed}"].process.pid, signal.SIGKILL)
     events += suite.until_left(executor)
-    failed = next(e for e in events if isinstance(e, Failed))
+    failed = next(e for e in events if isinstance(e, TrialFailed))
     assert failed.died
     assert "was killed by SIGKILL" in failed.error or "workers died" in failed.error
-    states = [e.state for e in events if isinstance(e, Report | Saved) and e.state is not None]
+    states = [e.state for e in events if isinstance(e, Report | StateSaved) and e.state is not None]
     state = states[-1] if states else None
     done = 0 if state is None else state.unit
     suite.spread(executor, Placement(4, attempt + 1, CONFIG, done + 3, state))
     again = []
-    while not any(isinstance(e, Finished) and e.attempt == attempt + 1 for e in again):
-        again += [e for e in executor.wait() if not (isinstance(e, Failed) and e.attempt == attempt)]
+    while not any(isinstance(e, TrialFinished) and e.attempt == attempt + 1 for e in again):
+        again += [e for e in executor.wait() if not (isinstance(e, TrialFailed) and e.attempt == attempt)]
     kept = [e for e in events if isinstance(e, Report) and e.unit <= done]
     suite.assert_as_alone(kept + again, 4, CONFIG, done + 3)
 
@@ -174,7 +192,7 @@ def test_one_of_the_workers_of_a_trial_in_shares_fails_inside_a_step(spread, ran
     assert ("SIGKILL" in failed.error or "workers died" in failed.error) if dies else "only here" in failed.error
     suite.spread(executor, Placement(4, 2, {**CONFIG, "rank": None}, 2), devices=(1, 0), name="b")
     events = []
-    while not any(isinstance(e, Finished | Failed) for e in events):
+    while not any(isinstance(e, TrialFinished | TrialFailed) for e in events):
         events += [e for e in executor.wait() if e.attempt == 2]
     suite.assert_as_alone(events, 4, CONFIG, 2)
 
@@ -210,7 +228,7 @@ def test_a_trial_that_cannot_be_in_parts_stays_as_it_was_and_says_why(spread):
     measured, stopped = suite.until_left(executor)
     assert measured.table == {1: 1.0}
     assert measured.reason == "never on several devices: a part of a batch fails: KeyError: 'too few'"
-    assert stopped == Stopped(4, 2, state)
+    assert stopped == TrialStopped(4, 2, state)
 
 
 def test_workers_that_do_not_meet_give_up_in_time(spread, monkeypatch):
@@ -221,7 +239,7 @@ def test_workers_that_do_not_meet_give_up_in_time(spread, monkeypatch):
     parted, stopped = suite.until_left(executor)
     assert parted.error == "The 2 workers of a trial did not meet within 1 seconds."
     assert parted.devices == ("cpu:0", "cpu:1")
-    assert stopped == Stopped(4, 1, None)
+    assert stopped == TrialStopped(4, 1, None)
 
 
 def test_each_of_its_workers_is_killed_while_it_grows(spread):
@@ -234,13 +252,13 @@ def test_each_of_its_workers_is_killed_while_it_grows(spread):
         state, attempt = [e for e in events if isinstance(e, Report)][-1].state, attempt + 1
         os.kill(executor._workers[f"cpu:{killed}"].process.pid, signal.SIGKILL)
         suite.spread(executor, Placement(4, attempt, CONFIG, 4, state))  # the driver has not heard of it
-        while not any(isinstance(e, Finished) and e.attempt == attempt for e in events):
+        while not any(isinstance(e, TrialFinished) and e.attempt == attempt for e in events):
             for event in executor.wait():
-                if isinstance(event, Failed) and event.attempt == attempt:
+                if isinstance(event, TrialFailed) and event.attempt == attempt:
                     assert event.died
                     attempt += 1
                     suite.spread(executor, Placement(4, attempt, CONFIG, 4, state), name=f"again {attempt}")
-                elif not isinstance(event, Failed | Stopped):  # what an older attempt says is discarded
+                elif not isinstance(event, TrialFailed | TrialStopped):  # what an older attempt says is discarded
                     events.append(event)
         reported = [e for e in events if isinstance(e, Report)]
         assert [e.unit for e in reported] == [1, 2, 3, 4], "nothing twice: the one that died had begun nothing"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.bundle import Bundle, Device, Failed, Finished, Job, Measured, Placement, Stopped
+from penstock.bundle import Bundle, Device, Job, Left, Measured, Placement, TrialFailed, TrialFinished, TrialStopped
 from penstock.executors.base import DeviceAdded, DeviceLost
 from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
 from penstock.log.events import Asked, Placed, Reported, read
@@ -21,7 +21,6 @@ from tests.tasks import Blobs, Noisy, stateless, trivial
 
 UNITS = 100
 SHARING = ps.Curve(sharing=(1, 1.5), scaling=(1, 0.6))
-LEFT = Finished | Stopped | Failed
 
 
 @ps.TabulatedTask
@@ -55,7 +54,7 @@ class Simulation:
 
     def until_left(self, count=1):
         while count > 0:
-            count -= sum(isinstance(event, LEFT) for event in self.wait())
+            count -= sum(isinstance(event, Left) for event in self.wait())
         return self
 
     def of(self, trial, kind=Report):
@@ -116,7 +115,7 @@ def test_a_trial_of_a_table_reports_what_stands_there_at_the_end_of_each_unit(si
     run.until_left()
     assert [(now, e.unit, e.metrics["loss"]) for now, e in run.of(0)] == [(1, 1, 8), (3, 2, 7.5), (7, 3, 7 + 1 / 3)]
     assert [e.usage.device_seconds for _, e in run.of(0)] == [1, 2, 4]
-    assert run.times(0, Finished) == [7]
+    assert run.times(0, TrialFinished) == [7]
 
 
 def test_waiting_moves_the_clock_to_the_next_event_and_by_its_timeout_at_most(simulate):
@@ -135,7 +134,9 @@ def test_what_happens_in_one_instant_is_told_at_once_in_a_fixed_order(simulate):
     run = simulate(devices=3)
     for i in (2, 0, 1):
         run.place(one(trial=i, budget=1), name=str(i), on=(i,))
-    assert [(type(e), e.trial) for e in run.wait()] == [(kind, i) for i in (2, 0, 1) for kind in (Report, Finished)]
+    assert [(type(e), e.trial) for e in run.wait()] == [
+        (kind, i) for i in (2, 0, 1) for kind in (Report, TrialFinished)
+    ]
 
 
 def test_a_trial_that_really_trains_takes_the_seconds_it_is_given(simulate):
@@ -152,7 +153,7 @@ def test_a_trial_that_was_timed_by_its_first_unit_leaves_after_it(simulate):
     run.place()
     run.until_left()
     assert [e.unit for _, e in run.of(0)] == [1]
-    assert run.of(0, Stopped)[0][1].state.unit == 1
+    assert run.of(0, TrialStopped)[0][1].state.unit == 1
 
 
 def test_a_grant_that_changes_is_that_of_a_trial_that_really_trains(simulate):
@@ -170,7 +171,7 @@ def test_a_function_without_a_state_begins_again_where_it_is_placed_again(simula
     run.wait()
     run.place()
     run.until_left()
-    assert run.of(0, Stopped)[0][1].state is None
+    assert run.of(0, TrialStopped)[0][1].state is None
     run.place(one(budget=2, attempt=2, x=1.0))
     run.until_left()
     assert [e.unit for _, e in run.of(0)] == [1, 1, 2]
@@ -410,9 +411,9 @@ def test_starting_saving_and_stopping_take_the_seconds_they_are_given(simulate):
     run.until_left(2)
     assert run.times(0) == [13, 25], "the report at its budget has a state"
     assert [e.usage.device_seconds for _, e in run.of(0)] == [13, 12]
-    assert run.times(0, Finished) == [25]
+    assert run.times(0, TrialFinished) == [25]
     assert run.times(1) == [13, 23]
-    assert run.times(1, Stopped) == [24]
+    assert run.times(1, TrialStopped) == [24]
 
 
 def test_a_trial_that_is_starting_leaves_at_once_with_the_state_it_came_with(simulate):
@@ -420,7 +421,7 @@ def test_a_trial_that_is_starting_leaves_at_once_with_the_state_it_came_with(sim
     run.place(one())
     run.place()
     run.until_left()
-    assert [(now, e.state) for now, e in run.of(0, Stopped)] == [(0, None)]
+    assert [(now, e.state) for now, e in run.of(0, TrialStopped)] == [(0, None)]
 
 
 def test_a_trial_leaves_after_its_unit_or_at_once_where_the_next_has_just_begun(simulate):
@@ -432,8 +433,8 @@ def test_a_trial_leaves_after_its_unit_or_at_once_where_the_next_has_just_begun(
     run.place(name="a", on=(0,))
     run.place(name="b", on=(1,))
     run.until_left(2)
-    assert (run.times(0, Stopped), run.times(1, Stopped)) == ([10], [15])
-    assert [e.state.unit for trial in (0, 1) for _, e in run.of(trial, Stopped)] == [1, 1]
+    assert (run.times(0, TrialStopped), run.times(1, TrialStopped)) == ([10], [15])
+    assert [e.state.unit for trial in (0, 1) for _, e in run.of(trial, TrialStopped)] == [1, 1]
 
 
 def test_a_trial_that_has_trained_nothing_has_nothing_to_save(simulate):
@@ -442,13 +443,13 @@ def test_a_trial_that_has_trained_nothing_has_nothing_to_save(simulate):
     assert run.wait(2.0) == []
     run.place()
     run.until_left()
-    assert run.times(0, Stopped) == [2]
+    assert run.times(0, TrialStopped) == [2]
     run.place(one(attempt=2))
     while not run.of(0):
         run.wait()
     run.place()
     run.until_left()
-    assert run.times(0, Stopped) == [2, 2 + 2 + 10 + 3]
+    assert run.times(0, TrialStopped) == [2, 2 + 2 + 10 + 3]
 
 
 def test_an_attempt_that_left_one_bundle_begins_in_no_other(simulate):
@@ -457,7 +458,7 @@ def test_an_attempt_that_left_one_bundle_begins_in_no_other(simulate):
     run.wait(5)
     run.place(one(budget=5), name="b")
     run.until_left()
-    assert (run.times(0), run.times(0, Stopped)) == ([10], [10])
+    assert (run.times(0), run.times(0, TrialStopped)) == ([10], [10])
     with pytest.raises(ps.StudyError, match="Nothing can happen any more"):
         run.wait()
 
@@ -483,7 +484,7 @@ def test_a_trial_that_is_declared_again_before_its_boundary_stays(simulate):
     run.place()
     run.place(one(budget=2))
     run.until_left()
-    assert run.times(0, Finished) == [20]
+    assert run.times(0, TrialFinished) == [20]
 
 
 def test_another_bundle_begins_when_the_ones_on_its_devices_have_left(simulate):
@@ -493,7 +494,7 @@ def test_another_bundle_begins_when_the_ones_on_its_devices_have_left(simulate):
     run.wait(5)
     run.place(one(2, budget=1), name="c", on=(0, 1), mode="distributed")
     run.until_left(3)
-    assert (run.times(0, Stopped), run.times(1, Stopped), run.times(2)) == ([10], [15], [21])
+    assert (run.times(0, TrialStopped), run.times(1, TrialStopped), run.times(2)) == ([10], [15], [21])
 
 
 def test_a_bundle_that_waits_is_replaced_by_a_later_one_and_says_so(simulate):
@@ -503,7 +504,7 @@ def test_a_bundle_that_waits_is_replaced_by_a_later_one_and_says_so(simulate):
     run.place(one(1), name="b")
     run.place(one(2, budget=1), name="c")
     run.until_left(3)
-    assert (run.times(1, Stopped), run.times(0, Stopped), run.times(2)) == ([5], [10], [20])
+    assert (run.times(1, TrialStopped), run.times(0, TrialStopped), run.times(2)) == ([5], [10], [20])
     assert not run.of(1)
 
 
@@ -513,7 +514,7 @@ def test_a_solo_trial_waits_for_the_one_before_it_in_its_bundle(simulate):
     run.wait(5)
     run.place(one(1, budget=1))
     run.until_left(2)
-    assert (run.times(0, Stopped), run.times(1)) == ([10], [20])
+    assert (run.times(0, TrialStopped), run.times(1)) == ([10], [20])
 
 
 def test_a_declaration_may_name_those_that_have_left(simulate):
@@ -540,7 +541,7 @@ def test_a_trial_goes_on_from_its_state_and_the_file_is_as_the_state_says(simula
     run.place(one(budget=9, attempt=3, state=first))
     run.place()
     run.until_left()
-    assert run.of(0, Stopped)[0][1].state == first, "nothing is new"
+    assert run.of(0, TrialStopped)[0][1].state == first, "nothing is new"
     run.place(one(budget=2, attempt=4, state=first))
     run.until_left()
     assert [e.unit for _, e in run.of(0)] == [1, 2, 3], "there was nothing left to do"
@@ -569,7 +570,7 @@ def test_a_config_whose_table_cannot_be_made_fails_alone(simulate):
     run = simulate()
     run.place(one(0, raises=True), one(1, budget=1), mode="fused")
     run.until_left(2)
-    ((_, failed),) = run.of(0, Failed)
+    ((_, failed),) = run.of(0, TrialFailed)
     assert "no such config" in failed.error
     assert not failed.died
     assert run.times(1) == [10]
@@ -601,7 +602,7 @@ def test_a_lost_device_takes_its_trials_with_it_and_gives_others_free(simulate):
     run.place(one(2, budget=1), name="c", on=(1,))
     run.until_left(2)
     assert run.times(1) == [35]
-    assert run.times(2, Failed) == [25], "its device is gone"
+    assert run.times(2, TrialFailed) == [25], "its device is gone"
     with pytest.raises(ps.StudyError, match="got device 7"):
         run.executor.place(Bundle("d", ("device 7",), (one(3),)))
 
@@ -612,7 +613,7 @@ def test_a_bundle_that_waits_for_a_device_fails_as_that_is_lost(simulate):
     run.wait(1)
     run.place(one(1), name="b", on=(0, 1))
     run.until_left(2)
-    assert (run.times(1, Failed), run.times(0, Stopped)) == ([5], [110])
+    assert (run.times(1, TrialFailed), run.times(0, TrialStopped)) == ([5], [110])
 
 
 def test_a_device_arrives_after_its_provision(simulate):
@@ -709,7 +710,7 @@ def test_no_loss_of_a_device_loses_a_report_or_repeats_more_than_since_the_last_
                 continue
             ended.add((event.trial, event.attempt))
             del running[event.trial]
-            if isinstance(event, Failed):
+            if isinstance(event, TrialFailed):
                 assert event.died
                 waiting.append(event.trial)
             else:
@@ -751,3 +752,52 @@ def test_a_device_may_arrive_again_under_the_name_of_one_that_was_lost(simulate)
     lost = Device("node 0/device 0", "x", 1)
     run = simulate(devices=1, losses=[(1, lost.name)], arrivals=[(2, lost)])
     assert [type(e) for e in (*run.wait(), *run.wait())] == [DeviceLost, DeviceAdded]
+
+
+NUMBERS = ("devices", "per_node", "memory", "saving_every", "seed", "opening", "start", "stop", "save", "provision")
+NUMBERS += ("loss_rate", "most", "unit_seconds")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["x", None, float("nan"), float("inf"), -1, True, [[]], pytest.param(10**400, id="great"), 1j]
+)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_simulation_by_what_is_no_number_is_one_message(name, wrong):
+    if (name, wrong) in (("most", None), ("unit_seconds", None), ("seed", -1)):
+        return
+    with pytest.raises(ps.StudyError, match=rf"^{name} of Simulated must (be|have) "):
+        ps.Simulated(**{"devices": 1, name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (dict(devices=10**12), "devices of Simulated must be at most 1000000, got 1000000000000"),
+        (dict(devices="8"), "devices of Simulated must be a whole number from 1 on, got '8'"),
+        (dict(devices=[Device("a", "x", "2")]), "the memory of the device 'a' of Simulated must be a whole number"),
+        (dict(devices=[Device("a", None, 2)]), "must have its name, type and node as text"),
+        (dict(devices=["a"]), "devices of Simulated must have devices as penstock.bundle.Device, got 'a'"),
+        (dict(type=None), "type of Simulated must be a text"),
+        (dict(curve=(1, 2)), r"curve of Simulated must be a penstock.Curve, got \(1, 2\)"),
+        (dict(curves=[1]), r"curves of Simulated must be a dict of penstock.Curve .* got \[1\]"),
+        (dict(curves={("a", "b"): 1}), "curves of Simulated must be a dict of penstock.Curve"),
+        (dict(speeds=2), "speeds of Simulated must be a dict"),
+        (dict(speeds={"a": "fast"}), "the speed of 'a' of Simulated must be a finite number above 0, got 'fast'"),
+        (dict(unit_seconds={"a": -1}), "the unit_seconds of 'a' of Simulated must be a finite number above 0"),
+        (dict(losses=5), r"losses of Simulated must be a list of \(seconds, a name\), got 5"),
+        (dict(losses=[(1,)]), r"losses of Simulated must be a list of \(seconds, a name\)"),
+        (dict(losses=[("x", "a")]), "the time of a loss or an arrival of Simulated must be a finite number"),
+        (dict(losses=[(1, 2)]), "losses of Simulated must have the names of devices, got 2"),
+        (dict(arrivals=[(1, "a")]), "arrivals of Simulated must have devices as penstock.bundle.Device"),
+        (dict(returns="yes"), "returns of Simulated must be True or False, got 'yes'"),
+    ],
+)
+def test_another_wrong_setting_of_a_simulation_is_one_message(settings, said):
+    with pytest.raises(ps.StudyError, match=said):
+        ps.Simulated(**{"devices": 1, **settings})
+
+
+def test_a_simulation_takes_numbers_of_numpy():
+    made = ps.Simulated(devices=np.int64(2), start=np.float32(0.5), speeds={"simulated": np.float64(2)})
+    assert made == ps.Simulated(devices=2, start=0.5, speeds={"simulated": 2.0})
+    assert type(made.devices) is int

@@ -1,61 +1,22 @@
-"""The event log: what survives, what is noticed, who may write."""
+"""Events as lines of a log, and reading them: what is noticed, and what older versions wrote."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import penstock as ps
 from penstock.log import events
-from penstock.log.events import (
-    Asked,
-    Devices,
-    Dropped,
-    Ended,
-    Failed,
-    Log,
-    LogReader,
-    Measured,
-    Opened,
-    Placed,
-    Reported,
-    Saved,
-    Wrote,
-    read,
-)
+from penstock.log.events import Asked, LogReader, Measured, Opened, Reported, read
 from penstock.log.history import History
 from penstock.log.timeline import available
+from penstock.log.writer import Log
 from penstock.task import fingerprint
 from penstock.trial import StateRef, Usage
+from tests.log.lines import ALL, write
 from tests.tasks import Blobs
 
 VERSION_1 = Path(__file__).with_name("version-1.jsonl")  # of a study that was killed, as version 1 wrote it
-STATE = StateRef("000001-1-9.pt", 1, 9, 100)
-ALL = [
-    Opened({"log": events.VERSION, "name": "s", "trials": None}),
-    Wrote(None, "key", {"a": [1, 2.5]}),
-    Asked(0, {"lr": 0.1 + 0.2, "widths": [3, 4]}, 3, "rung 0", None),
-    Asked(1, {"lr": 1e-300}, 9, "rung 1", (0, 3)),
-    Devices(({"name": "cpu", "type": "cpu", "memory": 8, "node": "local", "price": None, "market": "spot"},), 1.25),
-    Placed(1, 1, ("cpu",), "solo", STATE, 1.5),
-    Measured("5f", "cpu", "scaling", {1: 0.5, 2: 0.25}, 2, "2 devices pay", "", 1.75),
-    Saved(1, 1, STATE, 2.0),
-    Reported(1, 1, 1, {"loss": float("inf"), "b": 0.1}, STATE, Usage(1.25, 9, None), 2.5),
-    Failed(1, 1, "it broke\nbadly", True, 3.0),
-    Dropped((0, 1)),
-    Ended("done", 4.0),
-]
-
-
-def write(dir, *lines):
-    log = Log.open(dir)
-    for line in lines:
-        log.append(line)
-    log.close()
-    return dir / "log.jsonl"
 
 
 def test_every_event_comes_back_as_it_was(tmp_path):
@@ -63,47 +24,9 @@ def test_every_event_comes_back_as_it_was(tmp_path):
 
 
 def test_nan_comes_back(tmp_path):
-    path = write(tmp_path / "s", Reported(0, 1, 1, {"loss": float("nan")}, None, Usage(), 0.0))
-    (event,) = read(path)
+    report = Reported(0, 1, 1, {"loss": float("nan")}, None, Usage(), 0.0)
+    *_, event = read(write(tmp_path / "s", *ALL[:3], report))
     assert event.metrics["loss"] != event.metrics["loss"]
-
-
-def test_a_line_is_with_the_operating_system_before_append_returns(tmp_path):
-    log = Log.open(tmp_path / "s")
-    log.append(ALL[0])
-    assert list(read(log.path)) == ALL[:1]  # though neither closed nor synced
-    log.close()
-
-
-def test_a_line_that_only_half_of_could_be_written_does_not_spoil_the_next(tmp_path, monkeypatch):
-    log = Log.open(tmp_path / "s")
-    log.append(ALL[0])
-    with monkeypatch.context() as full:
-        write = os.write
-        full.setattr("penstock.log.events.os.write", lambda fd, line: write(fd, line[:9]))
-        with pytest.raises(ps.LogError, match="make room, then resume"):
-            log.append(ALL[1])
-    log.append(ALL[-1])  # there is room again
-    log.close()
-    assert list(read(log.path)) == [ALL[0], ALL[-1]]
-
-
-def test_no_line_waits_longer_than_a_second_for_its_sync(tmp_path, monkeypatch):
-    clock, synced = [100.0], []
-    monkeypatch.setattr("penstock.log.events.time.monotonic", lambda: clock[0])
-    log = Log.open(tmp_path / "s")
-    fsync = os.fsync
-    monkeypatch.setattr("penstock.log.events.os.fsync", lambda fd: (synced.append(clock[0]), fsync(fd)))
-    log.append(ALL[0])
-    assert synced == [100.0]
-    assert log.tick() is None
-    clock[0] = 100.4
-    log.append(ALL[1])
-    assert log.tick() == pytest.approx(0.6)
-    clock[0] = 101.5
-    assert log.tick() is None
-    assert synced == [100.0, 101.5]
-    log.close()
 
 
 def test_a_torn_last_line_is_cut(tmp_path):
@@ -144,8 +67,8 @@ def test_a_damaged_line_inside_is_a_clear_error(tmp_path, damage):
 
 
 def test_a_log_of_a_newer_version_is_refused(tmp_path):
-    path = write(tmp_path / "s", Opened({"log": events.VERSION + 1}))
-    with pytest.raises(ps.LogError, match=r"newer Penstock \(log version 3; this one reads up to 2\): upgrade"):
+    path = write(tmp_path / "s", Opened({"log": events.VERSION + 1, "unheard": "of"}))
+    with pytest.raises(ps.LogError, match=r"newer Penstock \(log version 4; this one reads up to 3\): upgrade"):
         list(read(path))
 
 
@@ -208,46 +131,9 @@ def test_a_reader_follows_a_log_that_is_being_written(tmp_path):
     assert list(reader.new()) == []
 
 
-def test_one_writer_in_one_process(tmp_path):
-    log = Log.open(tmp_path / "s")
-    with pytest.raises(ps.LogError, match="already being run by this process"):
-        Log.open(tmp_path / "s")
-    log.append(ALL[0])
-    log.close()
-    Log.open(tmp_path / "s").close()
-
-
-def test_one_writer_among_processes(tmp_path):
-    log = Log.open(tmp_path / "s")
-    log.append(ALL[0])
-    code = "import sys, pathlib; from penstock.log.events import Log; Log.open(pathlib.Path(sys.argv[1]))"
-    other = subprocess.run([sys.executable, "-c", code, tmp_path / "s"], capture_output=True, text=True)
-    assert f"is being run by process {os.getpid()}: wait for it" in other.stderr
-    log.close()
-    assert subprocess.run([sys.executable, "-c", code, tmp_path / "s"]).returncode == 0
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ps.LogError, match=r"Cannot write the study's folder .*: choose another with dir="):
-        Log.open(tmp_path / "file" / "s")
-
-
-def test_a_full_disk_is_said_and_costs_no_earlier_line():
-    log = Log(Path("/dev"), _fd=os.open("/dev/full", os.O_WRONLY))
-    with pytest.raises(ps.LogError, match="Everything before is safe: make room, then resume"):
-        log.append(ALL[0])
-    os.close(log._fd)
-
-
 def test_a_missing_log_is_said(tmp_path):
     with pytest.raises(ps.LogError, match="found none: check the name and --dir"):
         list(read(tmp_path / "log.jsonl"))
-
-
-def test_a_study_that_never_began_leaves_no_trace(tmp_path):
-    Log.open(tmp_path / "s").close()
-    assert not (tmp_path / "s").exists()
 
 
 def test_lines_are_json_for_any_other_tool(tmp_path):

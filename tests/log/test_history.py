@@ -1,10 +1,16 @@
 """The fold of a log: who is best, which state holds its weights, and what donors are still needed for."""
 
+import pytest
+
 from penstock.log.events import Asked, Dropped, Ended, Failed, Opened, Placed, Reported, Saved
 from penstock.log.history import History
+from penstock.log.ranking import no_best, ranks
 from penstock.trial import StateRef, Usage
 
 OPENED = Opened({"metric": "loss", "mode": "min", "max_budget": 9})
+
+
+NAN = float("nan")
 
 
 def asked(trial, budget=9, start_from=None, **config):
@@ -71,10 +77,62 @@ def test_a_trial_that_diverges_gives_way_to_the_next_best():
     assert history(*events, reported(1, 2, float("-inf"))).best.number == 0
 
 
+def test_a_diverged_trial_that_takes_over_a_state_is_judged_by_its_later_reports_alone():
+    first = [asked(0, 3), asked(1, 3), reported(0, 2, 0.1), reported(0, 3, NAN), reported(1, 3, 2.0)]
+    copied = history(*first, asked(0, 6, (1, 3), lr=3.0))
+    assert (copied.best.number, ranks(copied.trials)) == (1, {1: 1})
+    found = history(*first, asked(0, 6, (1, 3), lr=3.0), reported(0, 4, 5.0), reported(0, 6, 4.0))
+    again = found.trials[0]
+    assert (again.best_unit, again.metrics, again.measured) == (6, {"loss": 4.0}, {"lr": 3.0})
+    assert again.best_state == state(0, 6)
+    assert (found.best.number, ranks(found.trials)) == (1, {1: 1, 0: 2})
+
+
+def test_ranks_are_those_of_trials_that_can_be_the_best():
+    values = [reported(0, 1, 3.0), reported(1, 1, 1.0), reported(1, 2, NAN), reported(2, 1, 2.0)]
+    found = history(asked(0), asked(1), asked(2), asked(3), *values)
+    assert ranks(found.trials) == {2: 1, 0: 2}
+
+
+SAYS = "No trial reported a finite 'loss', so none is best: "
+BOTH = [asked(0), asked(1)]
+BROKE = Failed(0, 1, "Traceback:\nValueError: no luck", True, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("events", "ended", "said"),
+    [
+        (
+            BOTH,
+            "deadline",
+            SAYS + "the study ended at its deadline before any report. Go on with it, with a later dead",
+        ),
+        (BOTH, "interrupted", SAYS + "the study was interrupted before any report. Go on with it."),
+        ([*BOTH, reported(0, 1, NAN), reported(1, 1, NAN)], "done", SAYS + "all 2 trials diverged. Leave the configs"),
+        ([asked(0), reported(0, 1, 1.0), reported(0, 2, NAN)], "done", "No trial can be the best: its only trial dive"),
+        ([asked(0), BROKE], "failed", SAYS + "its only trial failed. Mend the error"),
+        (
+            [*BOTH, asked(2), BROKE, reported(2, 1, NAN)],
+            "deadline",
+            SAYS + "of 3 trials 1 failed, 1 diverged, 1 had not reported, and the study ended at its deadline. Mend",
+        ),
+    ],
+)
+def test_without_a_best_trial_the_reason_is_known(events, ended, said):
+    found = history(*events, Ended(ended, 5.0))
+    assert found.best is None
+    assert no_best(found).startswith(said)
+    assert no_best(found).endswith("The error of trial 0: ValueError: no luck") == (BROKE in events)
+
+
+def test_a_study_that_has_not_ended_may_have_a_best_trial_later():
+    assert no_best(history(asked(0))).startswith("No trial has reported a finite 'loss' yet")
+
+
 def test_the_best_that_has_ended_is_known_beside_the_best():
     events = [asked(0), asked(1), reported(0, 9, 2.0), Dropped((0,)), reported(1, 3, 1.0)]
     found = history(*events)
-    assert (found.best.number, found.settled.number) == (1, 0)
+    assert [record.number for record in found.kept_or_next] == [1, 0]
     assert [t.status for t in found.trials] == ["finished", "waiting"]
 
 
@@ -101,6 +159,20 @@ def test_a_metric_called_like_a_column_keeps_its_value():
     row = history(asked(0), event).trials[0].row()
     assert (row["metrics.error"], row["metrics.state"], row["loss"]) == (0.25, 3.0, 1.0)
     assert (row["state"], row["error"], row["config.lr"]) == ("waiting", None, 1.0)
+
+
+def test_a_column_that_is_added_comes_after_the_number_and_keeps_its_name():
+    event = Reported(0, 1, 1, {"loss": 1.0, "rank": 7.0}, None, Usage(1.0, 1), 0.0)
+    row = history(asked(0), event).trials[0].row(rank=1)
+    assert list(row)[:3] == ["number", "rank", "state"]
+    assert (row["rank"], row["metrics.rank"]) == (1, 7.0)
+
+
+def test_a_trial_that_is_paused_in_a_study_that_is_done_is_stopped_in_its_row():
+    run = [asked(0, 1), reported(0, 1, 1.0)]
+    states = [history(*run, Ended(reason, 5.0)).trials[0].row()["state"] for reason in ("done", "deadline")]
+    assert states == ["stopped", "paused"]
+    assert history(*run, Ended("done", 5.0), OPENED).trials[0].row()["state"] == "paused"
 
 
 def test_trials_given_up_below_the_greatest_budget_are_stopped():

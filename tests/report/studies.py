@@ -15,13 +15,13 @@ from penstock.log.events import (
     Ended,
     Event,
     Failed,
-    Log,
     Measured,
     Opened,
     Placed,
     Reported,
 )
 from penstock.log.history import History
+from penstock.log.writer import Log
 from penstock.space import Space
 from penstock.trial import StateRef, Usage, plain
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StudyError
-from penstock.log.events import Asked, Opened
+from penstock.log.events import Asked, Event, Failed, Opened
 from penstock.report.export import write_csv, write_tensorboard
 from tests.report.studies import SETTINGS, ended, reported, write
 
@@ -31,11 +31,13 @@ def test_csv_has_a_row_a_trial(study: Path, tmp_path: Path) -> None:
     first, second, third, *_ = found = rows(trials)
     assert len(found) == 5
     assert list(first) == [
-        *("number", "state", "budget", "config.lr", "config.widths", "config.[red]act"),
+        *("number", "rank", "state", "budget", "config.lr", "config.widths", "config.[red]act"),
         *("accuracy", "loss", "device_seconds", "error"),
     ]
-    assert list(first.values()) == ["0", "finished", "3", "0.1", "[64, 32]", ":smile:", "0.875", "0.5", "1.5", ""]
+    assert list(first.values()) == ["0", "1", "finished", "3", "0.1", "[64, 32]", ":smile:", "0.875", "0.5", "1.5", ""]
     assert (second["accuracy"], second["state"]) == ("0.99", "paused")
+    assert [row["rank"] for row in found] == ["1", "", "", "2", "3"], "trial 1 diverged after its 0.99"
+    assert found[3]["state"] == "stopped"
     assert (third["accuracy"], third["state"]) == ("", "failed")
     assert third["error"] == 'Traceback:\n  File "x.py"\nValueError: too, "large" [bold]'
 
@@ -60,6 +62,25 @@ def test_csv_of_configs_and_metrics_that_differ(tmp_path: Path) -> None:
         ("", "2", "3.0"),
     ]
     assert [row["extra"] for row in rows(curves)] == ["", "3.0"]
+
+
+def test_csv_has_no_cell_that_a_spreadsheet_computes(tmp_path: Path) -> None:
+    texts = ["=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1+1"]
+    events: list[Event] = [Opened(SETTINGS)]
+    events += [Asked(n, {"a": text, "rate": -0.5, "text": "-0.5"}, 1, "r") for n, text in enumerate(texts)]
+    events += [reported(0, 1, 1.0, **{"accuracy": -1.5, "=1+1": 1.0}), Failed(1, 1, "=1+1\nmore", True, 2.0)]
+    trials, curves = write_csv(write(tmp_path, "x", iter(events)), tmp_path / "out")
+    found = rows(trials)
+    assert [row["config.a"] for row in found] == [f"'{text}" for text in texts]
+    assert (found[0]["config.rate"], found[0]["config.text"], found[0]["accuracy"]) == ("-0.5", "-0.5", "-1.5")
+    assert (found[0]["'=1+1"], found[1]["error"]) == ("1.0", "'=1+1\nmore")
+    assert rows(curves)[0]["'=1+1"] == "1.0"
+
+
+def test_csv_takes_any_text(tmp_path: Path) -> None:
+    events = [Opened(SETTINGS), Asked(0, {"a": "\ud800 世界"}, 1, "r")]
+    trials, _ = write_csv(write(tmp_path, "x", iter(events)), tmp_path / "out")
+    assert rows(trials)[0]["config.a"] == "\\ud800 世界"
 
 
 def test_a_folder_that_cannot_be_made_is_named(study: Path, tmp_path: Path) -> None:

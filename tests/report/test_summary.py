@@ -12,8 +12,10 @@ import pytest
 from rich.console import Console
 
 from penstock.errors import LogError, StudyError
-from penstock.log.events import Devices, Measured, Opened
+from penstock.log.events import Devices, Ended, Measured, Opened
 from penstock.log.history import History
+from penstock.log.ranking import ranked
+from penstock.log.writer import Log
 from penstock.report import summary, tables
 from tests.report.studies import SETTINGS, ended, fused, history, story, write
 
@@ -26,10 +28,10 @@ def shown(renderable: object, width: int = 120) -> str:
 
 
 def test_trials_are_ranked_by_their_best_and_a_diverged_one_never_is() -> None:
-    assert [trial.number for trial in summary.ranked(History.of(ended()))] == [0, 3, 4]
+    assert [trial.number for trial in ranked(History.of(ended()).trials)] == [0, 3, 4]
     worst_first = History.of(ended(metric="loss", mode="min"))
-    assert [trial.number for trial in summary.ranked(worst_first)] == [0, 3, 4]
-    assert summary.ranked(worst_first)[0].metrics["loss"] == 0.5
+    assert [trial.number for trial in ranked(worst_first.trials)] == [0, 3, 4]
+    assert ranked(worst_first.trials)[0].metrics["loss"] == 0.5
 
 
 def test_facts_of_a_study(tmp_path: Path) -> None:
@@ -42,6 +44,9 @@ def test_facts_of_a_study(tmp_path: Path) -> None:
     assert (facts["state_bytes"], facts["device_seconds"], facts["model"]) == (1500, 3.5, None)
     assert facts["best"]["number"] == 0
     assert facts["best"]["metrics"] == {"accuracy": 0.875, "loss": 0.5}
+    done = History.of(ended())
+    assert summary.study_facts(study, done)["trials"] == {"finished": 1, "paused": 1, "failed": 1, "stopped": 2}
+    assert summary.trial_facts(done.trials[3])["state"] == "stopped"
     text = shown(tables.study_summary(facts))
     for said in ("digits-1", "1.5 kB on disk", "accuracy 0.875 (trial 0)", "target", "3 paused", "7 units", "of 5"):
         assert said in text
@@ -113,16 +118,20 @@ def test_what_is_not_finite_is_null_in_json() -> None:
 
 def test_a_study_without_an_end_is_running_or_was_broken_off(tmp_path: Path) -> None:
     study = write(tmp_path, "digits-1", story())
-    (study / "lock").write_text(f"{os.getpid()}\n")
-    facts = summary.study_facts(study, summary.history_of(study))
-    assert summary.ending(facts) == f"running (process {os.getpid()})"
-    (study / "lock").write_text("999999999\n")
-    facts = summary.study_facts(study, summary.history_of(study))
-    assert summary.ending(facts) == "broken off"
+
+    def ending() -> str:
+        return summary.ending(summary.study_facts(study, summary.history_of(study)))
+
+    (study / "lock").write_text(f"{os.getpid()}\n")  # a process of that number runs, and has not the lock
+    assert ending() == "broken off"
+    log = Log.open(study)
+    assert ending() == f"running (process {os.getpid()})"
+    log.close()
+    assert ending() == "broken off"
 
 
 def test_unknown_names_are_answered_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=r"no study 'x', nor any other, .*penstock run FILE"):
+    with pytest.raises(StudyError, match=r"no study 'x', nor any other, .*penstock run FILE.* with --dir\.$"):
         summary.study_dir(tmp_path, "x")
     write(tmp_path, "digits-1", story())
     write(tmp_path, "other", story())
@@ -153,18 +162,18 @@ def test_an_empty_log_is_a_clear_error(tmp_path: Path) -> None:
 def test_the_table_of_trials_has_a_column_a_value_where_there_is_room() -> None:
     past = History.of(ended())
     wide = Console(file=StringIO(), width=120, markup=False, emoji=False)
-    table = shown(tables.best_trials(past, summary.ranked(past), wide))
+    table = shown(tables.best_trials(past, ranked(past.trials), wide))
     head, _, first, *rest = table.splitlines()
     assert head.split() == ["trial", "accuracy", "loss", "lr", "widths", "[red]act", "budget", "state", "device", "s"]
     assert first.split() == ["0", "0.875", "0.5", "0.1", "[64,", "32]", ":smile:", "3", "finished", "1.50"]
     assert len(rest) == 2
 
-    middle = Console(file=StringIO(), width=70, markup=False, emoji=False)
-    head = shown(tables.best_trials(past, summary.ranked(past), middle), 70).splitlines()[0]
+    middle = Console(file=StringIO(), width=80, markup=False, emoji=False)
+    head = shown(tables.best_trials(past, ranked(past.trials), middle), 80).splitlines()[0]
     assert head.split() == ["trial", "accuracy", "loss", "lr", "widths", "[red]act", "budget", "state"]
 
     narrow = Console(file=StringIO(), width=60, markup=False, emoji=False)
-    table = shown(tables.best_trials(past, summary.ranked(past), narrow), 60)
+    table = shown(tables.best_trials(past, ranked(past.trials), narrow), 60)
     assert table.splitlines()[0].split() == ["trial", "accuracy", "loss", "config", "budget", "state", "device", "s"]
     assert "lr=0.1" in table
     assert all(len(line) <= 60 for line in table.splitlines())
@@ -176,6 +185,9 @@ def test_a_table_of_no_trials_says_so() -> None:
     assert "No trial has reported a finite accuracy yet." in shown(tables.best_trials(past, [], console))
     facts = summary.study_facts(Path("x"), past)
     assert "none has reported a finite result" in shown(tables.study_summary(facts))
+    over = shown(tables.best_trials(History.of([Opened(SETTINGS), Ended("deadline", 9.0)]), [], console))
+    assert "No trial reported a finite 'accuracy', so none is best: the study ended at its deadline before" in over
+    assert "yet" not in over
     assert "accuracy none" in shown(tables.study_list([facts]))
 
 

@@ -159,6 +159,20 @@ def test_trials_without_a_signature_run_solo(known):
     assert sorted(made, key=lambda one: one.trial) == [Assignment(0, ("y",)), Assignment(3, ("x",), 1 / 8)]
 
 
+@pytest.mark.parametrize(("signature", "limit"), [("", 8), ("a", 1)])
+def test_an_only_device_goes_to_the_first_solo_trial_of_the_highest_priority(signature, limit):
+    waiting = [replace(one, priority=one.trial % 3) for one in trials(signature, *range(6))]
+    view = seen("x")
+    made = dealt(view, waiting, speed(view, waiting, limit, known=False))
+    assert made == [Assignment(2, ("x",))]
+    busy = seen("x", running(("x", "", 1)))
+    assert not dealt(busy, waiting, speed(busy, waiting, limit, known=False))
+
+
+def test_an_only_device_is_dealt_by_weight_where_some_trials_can_share_it():
+    assert placed("x", [*trials("", 0), *trials("a", 1, 2)], known=False) == {"x": (1, 2)}
+
+
 def test_a_trial_that_no_device_can_hold_is_refused():
     for known in (True, False):
         view, waiting = seen("xy"), [*trials("a", 0, bytes=MEMORY + 1), *trials("b", 1)]

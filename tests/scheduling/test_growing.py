@@ -143,10 +143,10 @@ def test_trials_that_are_alone_share_no_device_and_measure_nothing_best_first() 
 def test_devices_are_a_trials_own_as_far_as_they_were_not_lent_to_it() -> None:
     held = holding(0, "a0 a1 a2 a3", lent=3).assignment
     assert own(held) == 1
-    assert on_first(held, 1) == Assignment(0, ("a0",), 1.0, "solo")
-    assert on_first(held, 3) == Assignment(0, ("a0", "a1", "a2"), 3.0, "distributed", lent=2)
+    assert on_first(held, 1) == Assignment(0, ("a0",), 1.0)
+    assert on_first(held, 3) == Assignment(0, ("a0", "a1", "a2"), 3.0, lent=2)
     kept = holding(0, "a0 a1 a2 a3", lent=1).assignment
-    assert on_first(kept, 2) == Assignment(0, ("a0", "a1"), 2.0, "distributed"), "none of these is lent"
+    assert on_first(kept, 2) == Assignment(0, ("a0", "a1"), 2.0), "none of these is lent"
 
 
 def test_devices_are_apart_where_all_of_a_set_are_among_them_whose_workers_did_not_meet() -> None:
@@ -176,9 +176,9 @@ def parts(made: list[Assignment]) -> dict[str, list[int]]:
 def test_a_bundle_is_split_among_idle_devices_where_fewer_take_less_time() -> None:
     slow = sharing(1.0, 1.5, 2.0, 2.5)
     made = split(bundle(4), slow)
-    assert made == [Assignment(2, ("a1",), 0.5, "fused"), Assignment(3, ("a1",), 0.5, "fused")]
+    assert made == [Assignment(2, ("a1",), 0.5), Assignment(3, ("a1",), 0.5)]
     made = split(bundle(4, devices=9), slow)
-    assert made == [Assignment(t, (f"a{t}",), 1.0, "solo") for t in (1, 2, 3)], "no more than a device each"
+    assert made == [Assignment(t, (f"a{t}",), 1.0) for t in (1, 2, 3)], "no more than a device each"
     assert parts(split(bundle(4, devices=3), slow)) == {"a1": [2, 3]}, "two and two are no slower than two, one and one"
 
 
@@ -209,7 +209,7 @@ def trying(tried: dict[int, float], moving: float = 0.1) -> Speed:
 def test_the_best_trial_that_is_alone_tries_all_the_devices_that_are_idle() -> None:
     there = having(cluster(4), holding(0, "a0"), holding(1, "a1"))
     made = probe(there, [1, 0], trying({}), BEST)
-    assert made == Assignment(1, ("a1", "a2", "a3"), 3.0, "distributed", measure=True, lent=2)
+    assert made == Assignment(1, ("a1", "a2", "a3"), 3.0, measure=True, lent=2)
 
 
 def test_a_trial_tries_no_more_devices_than_its_batch_has_parts() -> None:
@@ -224,7 +224,7 @@ def test_a_trial_tries_no_more_devices_than_its_batch_has_parts() -> None:
 def test_what_was_tried_is_tried_again_only_on_twice_as_many_where_the_most_paid_best() -> None:
     there = having(cluster(4), holding(0, "a0"))
     assert probe(there, [0], trying({1: 1.0, 2: 0.6}), BEST) == Assignment(
-        0, ("a0", "a1", "a2", "a3"), 4.0, "distributed", measure=True, lent=3
+        0, ("a0", "a1", "a2", "a3"), 4.0, measure=True, lent=3
     )
     assert probe(there, [0], trying({1: 1.0, 2: 1.1}), BEST) is None, "two did not pay"
     assert probe(having(cluster(3), holding(0, "a0")), [0], trying({1: 1.0, 2: 0.6}), BEST) is None, (
@@ -261,11 +261,11 @@ def test_devices_that_are_apart_or_of_another_type_are_not_tried_together() -> N
 
 def test_trials_that_are_alone_grow_onto_devices_that_are_lent_to_them() -> None:
     there = having(cluster(4), holding(0, "a0"), holding(1, "a1"), holding(2, "a2", 0.5))
-    assert grow_apart(there, [2, 1, 0], speed(2), BEST) == [Assignment(2, ("a2", "a3"), 2.0, "distributed", lent=1)]
+    assert grow_apart(there, [2, 1, 0], speed(2), BEST) == [Assignment(2, ("a2", "a3"), 2.0, lent=1)]
     again = having(cluster(5), holding(0, "a0 a1", lent=1))
-    assert grow_apart(again, [0], speed(4), BEST) == [
-        Assignment(0, ("a0", "a1", "a2", "a3"), 4.0, "distributed", lent=3)
-    ], "what was lent before still is"
+    assert grow_apart(again, [0], speed(4), BEST) == [Assignment(0, ("a0", "a1", "a2", "a3"), 4.0, lent=3)], (
+        "what was lent before still is"
+    )
 
 
 def test_a_trial_with_one_unit_left_and_one_that_shares_its_device_do_not_grow() -> None:
@@ -275,15 +275,15 @@ def test_a_trial_with_one_unit_left_and_one_that_shares_its_device_do_not_grow()
 
 def test_a_trial_whose_devices_would_be_apart_leaves_them_to_the_next() -> None:
     there = having(cluster(3), holding(0, "a0"), holding(1, "a1"), apart=("a0 a2",))
-    assert grow_apart(there, [0, 1], speed(2), BEST) == [Assignment(1, ("a1", "a2"), 2.0, "distributed", lent=1)]
+    assert grow_apart(there, [0, 1], speed(2), BEST) == [Assignment(1, ("a1", "a2"), 2.0, lent=1)]
     assert grow_apart(having(cluster(2), holding(0, "a0"), apart=("a0 a1",)), [0], speed(2), BEST) == []
 
 
 def test_devices_that_were_lent_are_given_back_by_the_worst_trials_first_and_no_more_than_are_missing() -> None:
     held = [holding(0, "a0 a1", lent=1), holding(1, "a2 a3 a4", lent=2), holding(2, "a5 a6")]
     there = having(cluster(8), *held)
-    assert give_back(there, [0, 1, 2], 1) == [Assignment(1, ("a2",), 1.0, "solo")]
-    assert give_back(there, [0, 1, 2], 2) == [Assignment(1, ("a2",), 1.0, "solo")]
+    assert give_back(there, [0, 1, 2], 1) == [Assignment(1, ("a2",), 1.0)]
+    assert give_back(there, [0, 1, 2], 2) == [Assignment(1, ("a2",), 1.0)]
     assert give_back(there, [0, 1, 2], 3) == [Assignment(1, ("a2",), 1.0), Assignment(0, ("a0",), 1.0)]
     assert [one.trial for one in give_back(there, [1, 0, 2], 9)] == [0, 1], "the third one has its own alone"
     assert give_back(there, [0, 1, 2], 0) == []
@@ -296,14 +296,14 @@ def test_a_trial_that_measures_gives_nothing_back_before_it_knows() -> None:
 def test_a_trial_keeps_the_devices_that_pay_of_those_that_it_has_measured_on() -> None:
     there = having(cluster(4), holding(0, "a0 a1 a2 a3", lent=3))
     assert keeps(there, 0, [0], speed(4), BEST) is None
-    assert keeps(there, 0, [0], speed(2), BEST) == Assignment(0, ("a0", "a1"), 2.0, "distributed", lent=1)
-    assert keeps(there, 0, [0], speed(1), BEST) == Assignment(0, ("a0",), 1.0, "solo")
+    assert keeps(there, 0, [0], speed(2), BEST) == Assignment(0, ("a0", "a1"), 2.0, lent=1)
+    assert keeps(there, 0, [0], speed(1), BEST) == Assignment(0, ("a0",), 1.0)
 
 
 def test_where_devices_are_dealt_evenly_it_keeps_what_it_would_be_dealt() -> None:
     there = having(cluster(4), holding(0, "a0 a1 a2", lent=2), holding(1, "a3"))
     assert keeps(there, 0, [0, 1], speed(8), BEST) is None
-    assert keeps(there, 0, [0, 1], speed(8), EVENLY) == Assignment(0, ("a0", "a1"), 2.0, "distributed", lent=1)
+    assert keeps(there, 0, [0, 1], speed(8), EVENLY) == Assignment(0, ("a0", "a1"), 2.0, lent=1)
     lonely = having(cluster(4), holding(0, "a0 a1 a2 a3", lent=3))
     assert keeps(lonely, 0, [0], speed(8), EVENLY) is None, "there is nobody else"
 

@@ -1,12 +1,15 @@
-"""Real processes that train one trial together, kept for the next."""
+"""Real processes that train one trial together, kept for the next. They are forked from one that has imported torch."""
 
-import multiprocessing
+import pickle
+import sys
 import traceback
-from copy import deepcopy
+from importlib import import_module
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from penstock.executors.processes.forking import fork
+from penstock.executors.processes.server import fork_on_request
 from penstock.training.data import DataCache
 from penstock.training.spread.data_parallel import Distributed
 from penstock.training.spread.gang import Gang, Unspreadable
@@ -19,12 +22,8 @@ class Gangs:
     """``with Gangs(3) as gangs: gangs.train(task, ...)``."""
 
     def __init__(self, most):
-        context = multiprocessing.get_context("spawn")
-        pipes = [context.Pipe() for _ in range(most)]
-        self.ends = [ours for ours, _ in pipes]
-        self.processes = [context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes]
-        for process in self.processes:
-            process.start()
+        self.processes = [fork("tests.training.gangs") for _ in range(most)]
+        self.held = []
 
     def __enter__(self):
         return self
@@ -32,21 +31,30 @@ class Gangs:
     def __exit__(self, *error):
         for process in self.processes:
             process.kill()
-            process.join()
 
     def train(self, task, number, config, count, steps, state=None, kind=Distributed):
         """(state, curve) of a trial that ``count`` processes have trained; or why it is not to be spread."""
+        ends = [process.connection for process in self.processes[:count]]
         order = (task, number, config, count, steps, state, kind)
-        self.ends[0].send((0, None, *order))
-        meeting = self.ends[0].recv()
+        _send(ends[0], (0, None, *order))
+        meeting = _receive(ends[0])
         for rank in range(1, count):
-            self.ends[rank].send((rank, meeting, *order))
-        replies = [end.recv() for end in self.ends[:count]]
+            _send(ends[rank], (rank, meeting, *order))
+        replies = [_receive(end) for end in ends]
         for kind, value in replies:
             if kind == "error":
                 raise AssertionError(value)
         self.held = [held for _, (_, held) in replies]
         return replies[0][1][0]
+
+
+def _send(connection, value):
+    """Send a copy: ``connection.send`` would share the memory of tensors."""
+    connection.send_bytes(pickle.dumps(value))
+
+
+def _receive(connection):
+    return pickle.loads(connection.recv_bytes())
 
 
 def held(run):
@@ -61,25 +69,25 @@ def _serve(connection):
     torch.set_default_dtype(torch.float64)
     while True:
         try:
-            order = connection.recv()
+            order = _receive(connection)
         except EOFError:
             return
         try:
-            connection.send(("done", _train(connection, *order)))
+            _send(connection, ("done", _train(connection, *order)))
         except Exception:
-            connection.send(("error", traceback.format_exc()))
+            _send(connection, ("error", traceback.format_exc()))
 
 
 def _train(connection, rank, meeting, task, number, config, count, steps, state, kind):
     if rank == 0:
         gang, address = Gang.open(HOST, count, CPU)
-        connection.send(address)
+        _send(connection, address)
     else:
         gang = Gang.join(meeting, rank, count, CPU)
     data = DataCache(task, 0, CPU).get(config)
     run = kind(task, number, config, data, seed=0, device=CPU, metric="loss", mode="min")
     if state is not None:
-        run.restore(deepcopy(state), inherited=False)  # processes share the memory of what they are sent
+        run.restore(state, inherited=False)
     for _ in gang.waits():
         pass
     gang.connect(HOST)
@@ -99,3 +107,9 @@ def _train(connection, rank, meeting, task, number, config, count, steps, state,
     finally:
         run.leave()
         gang.leave()
+
+
+if __name__ == "__main__":
+    for name in ("torch._dynamo", "tests.training.spread.test_sharded"):
+        import_module(name)
+    _serve(fork_on_request(int(sys.argv[1])))

@@ -22,18 +22,28 @@ def broken(**methods):
 BAD = [
     (
         dict(loss=lambda s, m, b, c: F.cross_entropy(m(b[0]), b[1], reduction="none")),
-        r"scalar tensor, got a tensor of shape \(16,\)",
+        r"scalar tensor that depends on the model's parameters, got a Tensor of shape \(16,\): take its mean or sum",
     ),
-    (dict(loss=lambda s, m, b, c: 0.5), "scalar tensor, got float"),
+    (
+        dict(loss=lambda s, m, b, c: 0.5),
+        "scalar tensor that depends on the model's parameters, got a float: take its mean or sum",
+    ),
+    (dict(loss=lambda s, m, b, c: None), "depends on the model's parameters, got None: take its mean or sum"),
+    (dict(loss=lambda s, m, b, c: {"loss": 1}), "depends on the model's parameters, got a dict: take its mean or sum"),
     (dict(loss=lambda s, m, b, c: m(b[0]).detach().sum()), "does not depend on the model's parameters"),
     (dict(loss=lambda s, m, b, c: nn.Linear(6, 1)(b[0]).sum()), "does not depend on the model's parameters"),
     (
         dict(optimizer=lambda s, p, c: torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)),
         "holds none of the model's parameters",
     ),
-    (dict(optimizer=lambda s, p, c: "sgd"), "must return a torch optimizer, got str"),
+    (dict(optimizer=lambda s, p, c: "sgd"), "must return a torch optimizer, got a str: return one of the params"),
+    (
+        dict(optimizer=lambda s, p, c: None),
+        r"optimizer, got None: return one of the params that it is given, such as torch.optim.SGD\(params, lr=0.1\)",
+    ),
     (dict(model=lambda s, c: nn.ReLU()), "module without parameters|empty parameter list"),
-    (dict(metrics=lambda s, m, b, c: {"loss": m(b[0])}), "must return scalars, got Tensor for 'loss'"),
+    (dict(metrics=lambda s, m, b, c: {"loss": m(b[0])}), r"scalars, got a Tensor of shape \(7, 2\) for 'loss': take"),
+    (dict(metrics=lambda s, m, b, c: {"loss": None}), "must return scalars, got None for 'loss': take its mean"),
     (dict(metrics=lambda s, m, b, c: 3.0), "must return a dict of scalars, got 3.0"),
     (
         dict(scheduler=lambda s, o, c: torch.optim.lr_scheduler.ReduceLROnPlateau(o, mode="max")),

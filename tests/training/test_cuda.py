@@ -41,7 +41,7 @@ def test_a_trial_that_was_paused_goes_on_as_if_it_had_not_been(task, monkeypatch
     monkeypatch.setattr("penstock.training.worker.WARM_BYTES", 0)  # from disk
     whole = run(task, ps.Random(budget=4))
     paused = run(task, ps.ASHA(max_budget=4, reduction=2, concurrency=2))
-    assert all(t.state in ("finished", "paused") for t in paused.trials)
+    assert all(t.state in ("finished", "stopped") for t in paused.trials)
     assert max(map(len, curves(paused))) == 4
     for some, every in zip(curves(paused), curves(whole), strict=True):
         assert some == every[: len(some)]

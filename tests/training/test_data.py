@@ -157,7 +157,7 @@ def test_worker_processes_of_the_loader_give_the_same_stream():
         ((blobs(), (torch.zeros(0, 6), torch.zeros(0))), "validation data of T.data has length 0"),
         ((Rows(torch.zeros(0, 6), []), blobs()), "training data of T.data has length 0"),
         ((blobs(), (torch.zeros(3, 6), torch.zeros(2))), r"one length, got \[3, 2\]"),
-        (({"x": blobs()[0]}, blobs()), "map-style dataset .*, got a dict"),
+        (({"x": [1.0, 2.0]}, blobs()), "map-style dataset .*, got a dict"),
         ((tuple(one.numpy() for one in blobs()), blobs()), r"got a tuple of 2 \(ndarray\): make tensors of arrays"),
         ((Endless(), blobs()), "got a Endless: "),
         ((iter([1, 2]), blobs()), "map-style dataset .with __len__ and __getitem__., got a list_iterator"),
@@ -167,3 +167,42 @@ def test_data_that_cannot_be_trained_on(data, said):
     task = type("T", (Blobs,), {"data": lambda self, config: data})()
     with pytest.raises(ps.TaskError, match=said):
         DataCache(task, 0, CPU).get({})
+
+
+class Hundreds(TensorDataset):
+    """Adds 100 to what torch's own would give."""
+
+    def __getitem__(self, index):
+        return tuple(t + 100 for t in super().__getitem__(index))
+
+
+class Longer(TensorDataset):
+    """Has each row twice."""
+
+    def __len__(self):
+        return 2 * super().__len__()
+
+    def __getitem__(self, index):
+        return super().__getitem__(index // 2)
+
+
+def test_a_tensor_dataset_with_a_getitem_of_its_own_is_asked_for_its_samples():
+    x, y = blobs()
+    for kind, expected in ((Hundreds, lambda rows: x[rows] + 100), (Longer, lambda rows: x[rows // 2])):
+        asked = source(kind(x, y))
+        assert torch.equal(next(asked.batches(0, 0, 4))[0], expected(asked.order(0)[:4]))
+    assert isinstance(source(TensorDataset(x, y)), TensorSource), "whose rows are gathered at once"
+
+
+@pytest.mark.parametrize("made", [TensorDataset, lambda *tensors: tensors], ids=["dataset", "tuple"])
+def test_tensors_go_through_a_collate_fn(made):
+    class Collated(Blobs):
+        loader = {"collate_fn": lambda samples: {"x": torch.stack([x for x, _ in samples]) * 2, "n": len(samples)}}
+
+        def data(self, config):
+            return made(*blobs()), made(*blobs())
+
+    data = DataCache(Collated(), 0, CPU).get({})
+    batch = next(data.train.batches(0, 0, 4))
+    assert torch.equal(batch["x"], blobs()[0][data.train.order(0)[:4]] * 2)
+    assert next((batch["n"], rows) for batch, rows in data.valid.all(4)) == (4, 4)

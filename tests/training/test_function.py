@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from tests.studies import studies
 from tests.tasks import stateless, trivial
 
 SPACE = {"x": ps.uniform(0, 4)}
 
 
-def study(function, **settings):
-    settings = {"metric": "loss", "mode": "min", "algorithm": ps.Random(budget=3), "trials": 2, **settings}
-    return ps.Study(function, SPACE, **settings)
+study = studies(trivial, SPACE, algorithm=ps.Random(budget=3), trials=2, name=None)
 
 
 def test_a_function_is_paused_at_its_grant_and_goes_on_from_its_state():
@@ -64,7 +63,7 @@ def test_a_state_with_every_other_unit_is_enough():
 def test_the_best_trials_state_can_be_read():
     result = study(trivial, algorithm=ps.Random(budget=3), trials=3).run(progress=False)
     assert result.best.last_state() == 3
-    with pytest.raises(ps.StudyError, match=r"is a function's: what it saved is in last_state\(\)"):
+    with pytest.raises(ps.StudyError, match=r"is a function's: what it saved is in best_state\(\)"):
         result.best.model()
 
 
@@ -130,7 +129,7 @@ def test_a_metric_that_a_function_never_reports_is_said_at_its_first_report():
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([2], "expected step from 1 to 1"),
+        ([2], "expected step 1 after 0 reported units, got 2"),
         ([0], "got 0"),
         ([1, 3], "expected step 2"),
         ([1, 1], "expected step 2, got 1"),
@@ -147,7 +146,9 @@ def test_units_are_reported_once_in_order(steps, said):
 
 def test_a_metric_that_is_no_number():
     result = study(lambda trial: trial.report(1, loss="low")).run(progress=False)
-    assert "expected a number for loss, got str" in result.trials[0].error
+    assert "expected a number for loss, got a str" in result.trials[0].error
+    result = study(lambda trial: trial.report(1, loss=np.ones((2, 3)))).run(progress=False)
+    assert "expected a number for loss, got a ndarray of shape (2, 3)" in result.trials[0].error
 
 
 def test_a_state_that_no_checkpoint_can_hold_fails_the_trial():
@@ -162,7 +163,7 @@ def test_a_state_that_cannot_be_read_back_says_what_it_holds():
             trial.report(unit, state={"best": None if unit == 1 else np.float32(1)}, loss=float(trial.number))
 
     result = study(train, algorithm=ps.SuccessiveHalving(max_budget=3, reduction=2), trials=4).run(progress=False)
-    assert "multiarray.scalar): expected the" in result.trials[0].error
+    assert "multiarray.scalar): expected tensors" in result.trials[0].error
 
 
 def test_an_exit_is_one_trials_end():

@@ -90,28 +90,28 @@ from penstock.trial import StateRef
 from tests import tasks
 from tests.training.test_loop import curve, training
 torch.set_num_threads(1)
-run = training(getattr(tasks, sys.argv[1])())
-run.restore(load(Path(sys.argv[2]), StateRef(*json.loads(sys.argv[3]))), inherited=False)
-print(json.dumps(curve(run, 4)))
-save(run.state(), Path(sys.argv[2]), "end.pt")
+for task, folder, ref in json.loads(sys.argv[1]):
+    run = training(getattr(tasks, task)())
+    run.restore(load(Path(folder), StateRef(*ref)), inherited=False)
+    print(json.dumps(curve(run, 4)))
+    save(run.state(), Path(folder), "end.pt")
 """
 
 
-@pytest.mark.parametrize(("task", "stop"), [(Blobs, 1), (Noisy, 12), (Augmented, 17)])
-def test_stopped_at_any_step_and_continued_in_another_process_gives_the_same_bits(task, stop, tmp_path):
-    whole = training(task())
-    rows = curve(whole, 4)
-    end = whole.state()  # now: it holds the global random states
-    first = training(task())
-    before = take(first, stop)
-    ref = save(first.state(), tmp_path, "state.pt")
-    repo = Path(__file__).parents[2]
-    out = subprocess.run(
-        [sys.executable, "-c", IN_ANOTHER_PROCESS, task.__name__, tmp_path, json.dumps(list(vars(ref).values()))],
-        capture_output=True, text=True, check=True, cwd=repo,
-    )  # fmt: skip
-    assert before + json.loads(out.stdout) == rows
-    assert same(torch.load(tmp_path / "end.pt", weights_only=True), end)
+def test_stopped_at_any_step_and_continued_in_another_process_gives_the_same_bits(tmp_path):
+    wholes, parts = [], []
+    for task, stop in ((Blobs, 1), (Noisy, 12), (Augmented, 17)):
+        whole, folder = training(task()), tmp_path / task.__name__
+        wholes.append((curve(whole, 4), whole.state()))  # the state now: it holds the global random states
+        first = training(task())
+        before = take(first, stop)
+        ref = save(first.state(), folder, "state.pt")
+        parts.append((before, (task.__name__, str(folder), list(vars(ref).values()))))
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, json.dumps([there for _, there in parts])]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    for (rows, end), (before, (task, folder, _)), line in zip(wholes, parts, out.stdout.splitlines(), strict=True):
+        assert before + json.loads(line) == rows, task
+        assert same(torch.load(Path(folder) / "end.pt", weights_only=True), end), task
 
 
 def test_every_step_is_a_place_to_stop():
@@ -218,7 +218,7 @@ def test_what_the_forward_drew_is_there_to_be_read():
     run = training(Rand())
     assert run.randomness.unkeyed == []
     rows = curve(run, 2)
-    assert (run.randomness.used, run.randomness.unkeyed) == (True, ["rand"])
+    assert (run.randomness.used, run.randomness.unkeyed, run.randomness.needed) == (True, [], True)
     assert run.eval_randomness.unkeyed == []
     assert curve(training(Rand()), 2) == rows
 

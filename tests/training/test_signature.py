@@ -1,12 +1,23 @@
 """Signatures: who can be one model with whom."""
 
+import collections
+import datetime
+import decimal
+import enum
 import functools
-import gc
+import itertools
+import logging
 import random
+import re
 import subprocess
 import sys
+import threading
+import typing
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,10 +25,11 @@ from torch import nn
 
 import penstock as ps
 from penstock.training.check import describe
+from penstock.training.comparing import compared
 from penstock.training.data import DataCache
 from penstock.training.loop import Training
-from penstock.training.signature import compared
 from tests.tasks import Blobs
+from tests.training.together import Together, Trials, farthest
 
 CPU = torch.device("cpu")
 CONFIG = {"lr": 0.1}
@@ -124,7 +136,7 @@ def _marked(k):
     return function
 
 
-Here, There = (type("Local", (nn.ReLU,), {}) for _ in range(2))  # of one name, and of no module
+Here, There = (type("Local", (nn.ReLU,), {"by": by}) for by in range(2))  # of one name, and of no module
 
 
 class Calls(nn.Module):
@@ -166,43 +178,198 @@ class Drawn(nn.Module):
         return x * self.angles
 
 
-def _made_here():
+def _made_here(by=1):
     class Inner(nn.ReLU):
-        pass
+        def forward(self, x):
+            return super().forward(x) * by
 
     return Inner()
+
+
+@dataclass
+class Settings:
+    width: int = 3
+    inner: object = None
+
+
+class Slotted:
+    __slots__ = ("__private", "a")
+
+    def __init__(self):
+        self.a, self.__private = 1, [2]
+
+
+class PretrainedConfig:
+    """Reads and writes as transformers' own does: by names that stand for others."""
+
+    attribute_map = {"width": "hidden_size"}
+
+    def __init__(self, **given):
+        self.hidden_size, self.dtype, self.id2label = 4, torch.float32, {0: "a"}
+        vars(self).update(given)
+
+    def __setattr__(self, name, value):
+        super().__setattr__(self.attribute_map.get(name, name), value)
+
+    def __getattribute__(self, name):
+        return super().__getattribute__(super().__getattribute__("attribute_map").get(name, name))
+
+
+class AttributeDict(dict):
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Kind(enum.Enum):
+    ONE = 1
+
+
+def _cyclic():
+    held = Settings(inner=[])
+    held.inner += [held, {"again": held}]
+    return held
+
+
+COUNT = itertools.count()
+EQUAL = {
+    "dataclass": lambda: Settings(inner={"deep": Settings()}),
+    "namespace": lambda: SimpleNamespace(a=1, b=SimpleNamespace(c=[1])),
+    "pretrained config": PretrainedConfig,
+    "hparams": lambda: AttributeDict(lr=0.1, more=AttributeDict(a=1)),
+    "slots": Slotted,
+    "enum": lambda: [Kind.ONE, {Kind.ONE: 1}],
+    "path": lambda: Path("a") / "b",
+    "logger": lambda: logging.getLogger("a.b"),
+    "partial": lambda: functools.partial(_scaling(2), 3),
+    "lambda inside a lambda": lambda: lambda: lambda x: x + 1,
+    "local class": lambda: type(_made_here()),
+    "object of a local class": _made_here,
+    "module that is not registered": lambda: [nn.LeakyReLU(0.3)],
+    "method": lambda: nn.LeakyReLU(0.3).forward,
+    "method of an object": lambda: Settings().__repr__,
+    "defaultdict": lambda: collections.defaultdict(lambda: [], a=1),
+    "arrays": lambda: [np.arange(3), np.float32(2), np.array([None, "a"]), torch.arange(3), np.tanh],
+    "torch": lambda: [
+        torch.float16,
+        torch.device("cpu"),
+        torch.Size([1]),
+        torch.ops.aten.relu,
+        torch.relu,
+        torch.finfo,
+    ],
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "scripted function": lambda: torch.jit.script(_doubled),
+    "date, decimal, pattern": lambda: [datetime.date(2020, 1, 2), decimal.Decimal("1.5"), re.compile("a+", re.I)],
+    "lock": threading.RLock,
+    "cycle": _cyclic,
+    "counter": lambda: collections.Counter("aab"),
+    "namedtuple": lambda: collections.namedtuple("Point", "x y")(1, 2),
+    "typing": lambda: [list[int], int | None, typing.Literal["a"]],
+}
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: net(Drawn()), "1.angles"),
-        (lambda: net(Scaled(object())), "1.scale"),
-        (lambda: net(Scaled(nn.LeakyReLU(0.3).forward)), "1.scale"),  # of a module that nothing compares
-        (lambda: net(Scaled([1, {"a": object()}])), "1.scale"),
-        (lambda: _hooked(net()), "_forward_hooks"),
-        (lambda: net(_made_here()), "module 1"),
-        (lambda: net(Scaled(random.random())), "1.scale"),
+        (
+            lambda: net(Drawn()),
+            "1.angles is a tensor of float32 (4,), with other content in one model than in another of the same config: "
+            "register it as a buffer or a parameter, or make it from the config alone",
+        ),
+        (
+            lambda: net(Scaled(object())),
+            "1.scale is an object, which has no value to compare: "
+            "make it inside the forward, or keep it outside of the model",
+        ),
+        (
+            lambda: net(Scaled([1, {"a": random.Random(0)}])),
+            "1.scale[1]['a'] is a Random, which has no value to compare: "
+            "make it inside the forward, or keep it outside of the model",
+        ),
+        (
+            lambda: net(Scaled(SimpleNamespace(by=next(COUNT)))),
+            "1.scale.by is 0 in one model and 1 in another of the same config: make it from the config alone",
+        ),
+        (
+            lambda: net(_made_here(next(COUNT))),
+            "module 1.forward.by is 0 in one model and 1 in another of the same config: make it from the config alone",
+        ),
     ],
 )
-def test_what_is_another_in_each_model_or_cannot_be_compared_fuses_with_nobody(make, what):
+def test_what_is_another_in_each_model_or_cannot_be_compared_fuses_with_nobody(make, what, monkeypatch):
+    monkeypatch.setitem(globals(), "COUNT", itertools.count())
     described = signature(Built(lambda c: make()))
     assert described.signature is None
-    assert described.reason == f"the model's {what} is another each time that it is made, or cannot be compared"
+    assert described.reason == f"the model's {what}"
 
 
-def test_classes_made_one_after_another_are_never_taken_for_one():
-    seen = set()
-    for _ in range(5):
-        seen.add(compared(type(_made_here())))
-        gc.collect()  # the next may lie where this one lay
-    assert len(seen) == 5
+class Uncopied:
+    def __deepcopy__(self, memo):
+        raise TypeError("there is one alone")
 
 
-def test_a_model_that_gets_its_shapes_in_its_first_forward_trains_alone():
-    described = signature(Built(lambda c: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))))
-    assert described.signature is None
-    assert described.reason == "0.weight gets its shape in the first forward"
+def test_what_has_a_value_but_cannot_be_copied_or_run_for_several_trials_is_named():
+    assert signature(Built(lambda c: net(Scaled(Uncopied())))).reason == (
+        "the model cannot be copied (there is one alone): make what cannot be copied inside the forward"
+    )
+    assert signature(Built(lambda c: net(torch.jit.script(nn.ReLU())))).reason == (
+        "the module 1 is compiled by torch.jit.script or trace, which reads one trial's parameters: leave it as it was "
+        "written"
+    )
+
+
+def test_what_torch_does_not_copy_is_shared_by_a_bundle():
+    task = Built(lambda c: net(Scaled(torch.jit.script(_doubled)), Scaled(threading.Lock())))
+    trials = Trials(task)
+    runs = [trials.make(number, {"lr": 0.1}) for number in range(2)]
+    together = Together().enter(*runs).step(2)
+    together.leave(*runs)
+    alone, _ = trials.alone(1, {"lr": 0.1}, 2)
+    assert farthest(runs[1].state(), alone.state())[0] < 1e-5
+
+
+def test_a_parameter_that_is_held_a_second_time_is_named():
+    def make(config):
+        model = net()
+        model.kept = {"first": [model[0].bias]}
+        return model
+
+    assert signature(Built(make)).reason == (
+        "the model's kept holds the parameter 0.bias a second time, outside of what torch registers: read it by its "
+        "own name in the forward, or keep a ParameterList"
+    )
+
+
+@pytest.mark.parametrize("make", EQUAL.values(), ids=EQUAL)
+def test_what_is_equal_by_value_is_equal_in_every_model(make):
+    one, other = pair(lambda k: net(Scaled(make())))
+    assert one == other is not None
+
+
+def test_a_lazy_module_is_described_after_its_first_batch():
+    one, other = (signature(Built(lambda c, n=n: nn.Sequential(nn.LazyLinear(n), nn.LazyLinear(2)))) for n in (4, 5))
+    assert (one.reason, other.reason) == ("", "")
+    assert one.signature != other.signature
+    assert one.signature == signature(Built(lambda c: nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2)))).signature
+
+
+def test_a_lazy_module_that_the_first_batch_does_not_reach_is_named():
+    def make(config):
+        model = net()
+        model.spare = nn.LazyLinear(2)
+        model.forward = lambda x: model[1](model[0](x))
+        return model
+
+    assert signature(Built(make)).reason == (
+        "spare.weight gets its shape in the first forward, which does not reach it: give its shape"
+    )
 
 
 SGD, ADAM = torch.optim.SGD, torch.optim.Adam
@@ -278,12 +445,17 @@ class Soft(nn.Sequential):
     pass
 
 
+class Unkeyed(nn.Module):
+    def forward(self, x):
+        return x + torch.rand(2, generator=torch.Generator())
+
+
 class ByModel(Blobs):
     """Its loss reads a value where the model is of one kind, and draws where it is of another."""
 
     def model(self, config):
         return {"plain": nn.Sequential, "soft": Soft}.get(config["kind"], nn.Sequential)(
-            nn.Linear(6, 2), nn.RReLU() if config["kind"] == "random" else nn.Identity()
+            nn.Linear(6, 2), Unkeyed() if config["kind"] == "random" else nn.Identity()
         )
 
     def loss(self, model, batch, config):
@@ -299,7 +471,7 @@ def test_what_a_loss_does_with_one_model_says_nothing_about_another(order):
     assert one == other is not None
     one, other = (d.signature for d in found["soft"])
     assert one != other
-    assert all("rrelu draws from torch's generator" in d.reason for d in found["random"])
+    assert all("rand with a generator of the task's own" in d.reason for d in found["random"])
 
 
 def test_it_says_how_much_a_state_takes_and_the_batch_size():
@@ -341,5 +513,36 @@ def test_equal_values_are_compared_as_equal_and_others_not():
     assert compared([1, (2.0, "a"), {"k": None}]) == compared([1, (2.0, "a"), {"k": None}])
     assert len({compared(v) for v in (1, 1.0, True, "1", (1,), [1], {1}, {1: 1}, None)}) == 9
     assert compared(object()) != compared(object())
+    unequal = [Settings(), Settings(4), SimpleNamespace(width=3), AttributeDict(a=1), {"a": 1}, Kind.ONE, Path("a")]
+    unequal += [PretrainedConfig(), PretrainedConfig(_attn="eager"), AttributeDict(a=2), _scaling(1), _scaling(2)]
+    unequal += [_made_here(1), _made_here(2), type(_made_here(1)), torch.eye(2), torch.eye(2).to_sparse(), Slotted()]
+    unequal += [collections.OrderedDict(a=1), nn.ReLU(), nn.ReLU(inplace=True), lambda: 1, lambda: 2, lambda: None]
+    assert len({compared(v) for v in unequal}) == len(unequal)
     assert compared(float("nan")) == compared(float("nan"))
     assert isinstance(ps.SoloWarning("why"), UserWarning)
+
+
+class Sparse(nn.Module):
+    def __init__(self, *, buffer):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+        if buffer:
+            self.register_buffer("links", torch.eye(6).to_sparse())
+        else:
+            self.links = torch.eye(6).to_sparse()
+
+    def forward(self, x):
+        return self.layer((self.links @ x.T).T)
+
+
+def test_a_module_that_keeps_a_sparse_tensor_can_be_studied():
+    one, other = (Built(lambda c, buffer=buffer: Sparse(buffer=buffer)) for buffer in (False, True))
+    assert signature(one).signature is not None
+    assert signature(other).reason == (
+        "the buffer links is sparse, and buffers of several trials are stacked: keep it as a plain attribute, which "
+        "the trials of a bundle share"
+    )
+    space, settings = {"lr": ps.uniform(0, 0.1)}, {"metric": "loss", "mode": "min", "algorithm": ps.Random(budget=1)}
+    for task in (one, other):
+        study = ps.Study(task, space, trials=2, **settings, name=f"s{task is one}")
+        assert study.run(progress=False, sharing="solo").best.model() is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect, insort
+from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import isfinite
@@ -12,7 +13,7 @@ from penstock.algorithms.base import check_count, needed_trials
 from penstock.algorithms.hyperband import bracket_sizes
 from penstock.algorithms.successive_halving import Rungs, rung_budgets
 from penstock.errors import StudyError
-from penstock.trial import Member, Report, StartFrom, TrialGroup
+from penstock.trial import Course, Later, Member, Report, StartFrom, TrialGroup
 
 if TYPE_CHECKING:
     from penstock.algorithms.sampling import Search
@@ -71,20 +72,20 @@ class ASHA(Rungs):
         brackets: int = 1,
     ) -> None:
         super().__init__(max_budget, min_budget, reduction, concurrency)
-        check_count("brackets", brackets)
-        most = len(bracket_sizes(max_budget, min_budget, reduction))
+        self.brackets = check_count("brackets", brackets)
+        most = len(bracket_sizes(self.max_budget, self.min_budget, self.reduction))
         if brackets > most:
             raise StudyError(
                 f"brackets must be at most {most}, got {brackets}: bracket {brackets - 1} would start at "
                 f"{min_budget}·{reduction}^{brackets - 1} units, beyond max_budget={max_budget}."
             )
-        self.brackets = brackets
 
     def begin(self, search: Search) -> None:
         super().begin(search)
         self._weights = bracket_sizes(self.max_budget, self.min_budget, self.reduction)[: self.brackets]
         self._drawn = [0] * self.brackets
         rungs = [self._rungs(s) for s in range(self.brackets)]
+        self._brackets = rungs
         self._lowest = [bracket[0] for bracket in rungs]
         # Promotions look from the highest rung down, so that the most promising trials are the first to be served.
         self._promoting = sorted((r for bracket in rungs for r in bracket[:-1]), key=lambda rung: -rung.budget)
@@ -110,6 +111,29 @@ class ASHA(Rungs):
             self._grant(rung.name, [self._member(rung, number) for number in numbers], open=more)
             for rung, numbers in wanted.items()
         ]
+
+    def outlook(self) -> list[Course]:
+        undrawn = needed_trials(self, self.search) - sum(self._drawn)
+        under_way = Counter(self._rung_of[number].name for number in self._granted)
+        return [
+            self._course(bracket, round(undrawn * weight / sum(self._weights)), under_way)
+            for bracket, weight in zip(self._brackets, self._weights, strict=True)
+        ]
+
+    def _course(self, bracket: list[Rung], undrawn: int, under_way: Counter[str]) -> Course:
+        """One bracket's trials to come. Results to come in a rung are promoted as often as its results so far.
+
+        That is more often than one in η, because a promotion is never undone. At the end a rung is sure to have
+        promoted ⌊k/η⌋ of its k results.
+        """
+        rungs, to_come, below = [], undrawn, 0
+        for rung in bracket:
+            rungs.append(Later(to_come, rung.budget - below))
+            results = under_way[rung.name] + to_come
+            sure = (rung.results + results) // self.reduction - len(rung.promoted)
+            rate = (len(rung.promoted) + 1) / (rung.results + self.reduction)  # one in η before there is any result
+            to_come, below = max(0, sure, round(results * rate)), rung.budget
+        return Course(tuple(rung.name for rung in bracket), tuple(rungs))
 
     def _take(self, report: Report) -> None:
         number = report.trial

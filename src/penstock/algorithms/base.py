@@ -8,7 +8,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from penstock.errors import StudyError
-from penstock.trial import Later, Member, Report, Stage, TrialGroup, score
+from penstock.numeric import shown, whole
+from penstock.trial import Course, Later, Member, Report, Stage, TrialGroup, score
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
     from penstock.algorithms.sampling import Search
 
 
+AHEAD = 10_000  # trials under way at most: enough for any cluster, and a study of ten million trials starts at once
+
+
 class Algorithm(ABC):
     """Decides which trials run and how far.
 
     An instance holds its settings; ``begin`` gives it a search (space, goal, seed, number of trials) and forgets any
     earlier one. From then on the engine calls, in this order and for every report: ``tell``, ``drops``, ``ask``. The
-    algorithm's answers depend on nothing but its settings, the search and the order of those reports: no clock, no
+    algorithm's answers depend on nothing but its settings, the search and the order of these reports: no clock, no
     global random state, no set iteration. So a study can be resumed by replaying its log.
 
     - Trials are numbered 0, 1, 2, … in the order in which they are first asked for.
@@ -34,6 +38,8 @@ class Algorithm(ABC):
       needs this number reads it at each ``ask``. An algorithm whose stages are made from it fixes it in ``begin``
       (SuccessiveHalving: ``Study`` refuses the change).
     - The search is over when ``ask`` gives nothing and no member is running.
+    - An ask takes little time, however many trials there are to be: members beyond ``AHEAD`` under way wait inside the
+      algorithm, and are drawn when it is their turn. Between two asks the engine looks at the study's limits.
     """
 
     max_budget: int
@@ -63,6 +69,13 @@ class Algorithm(ABC):
 
     def stages(self, trials: int | None = None) -> list[Stage] | None:
         """The stages, where they are known beforehand; ``trials`` is their number where the settings do not fix it."""
+        return None
+
+    def outlook(self) -> list[Course] | None:
+        """The trials still to be asked for, as far as they can be expected by now; None where nothing is expected.
+
+        Only people are told: no decision follows from it.
+        """
         return None
 
     def default_sampler(self) -> BaseSampler | None:
@@ -101,6 +114,11 @@ class Granting(Algorithm):
         dropped, self._dropped = self._dropped, []
         return dropped
 
+    @property
+    def _room(self) -> int:
+        """How many more trials may be under way."""
+        return max(0, AHEAD - len(self._granted))
+
     def _grant(
         self, name: str, members: Iterable[Member], *, open: bool = False, later: tuple[Later, ...] = ()
     ) -> TrialGroup:
@@ -125,7 +143,9 @@ def needed_trials(algorithm: Algorithm, search: Search) -> int:
     return trials
 
 
-def check_count(name: str, value: int, least: int = 1) -> None:
-    """Refuse a setting that is not a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise StudyError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+def check_count(name: str, value: object, least: int = 1) -> int:
+    """A setting as a plain whole number; refused where it is not one of at least ``least``."""
+    made = whole(value)
+    if made is None or made < least:
+        raise StudyError(f"{name} must be a whole number of at least {least}, got {shown(value)}.")
+    return made

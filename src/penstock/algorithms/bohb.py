@@ -75,7 +75,7 @@ class BOHB(ModelBased, ASHA):
 
     def __init__(self, *, max_budget: int, min_budget: int = 1, reduction: int = 3, concurrency: int = 8) -> None:
         super().__init__(max_budget=max_budget, min_budget=min_budget, reduction=reduction, concurrency=concurrency)
-        self.brackets = len(bracket_sizes(max_budget, min_budget, reduction))
+        self.brackets = len(bracket_sizes(self.max_budget, self.min_budget, self.reduction))
 
     def settings(self) -> dict[str, object]:
         return {name: value for name, value in super().settings().items() if name != "brackets"}

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import ceil, isfinite
 from typing import TYPE_CHECKING
 
 from penstock.algorithms.base import Granting, check_count
 from penstock.errors import StudyError
+from penstock.numeric import finite, shown
 from penstock.seeds import key
-from penstock.trial import Config, Later, Member, Report, Stage, StartFrom, TrialGroup
+from penstock.trial import Config, Course, Later, Member, Report, Stage, StartFrom, TrialGroup
 
 if TYPE_CHECKING:
     from penstock.algorithms.sampling import Search
+
+
+FORESEEN = 10_000  # generations that are listed before they come
 
 
 class PBT(Granting):
@@ -28,54 +33,73 @@ class PBT(Granting):
     """
 
     def __init__(self, *, population: int, max_budget: int, interval: int = 1, quantile: float = 0.25) -> None:
-        check_count("max_budget", max_budget)
-        check_count("population", population, least=2)
-        check_count("interval", interval)
-        if interval > max_budget:
+        self.population = check_count("population", population, least=2)
+        self.max_budget = check_count("max_budget", max_budget)
+        self.interval = check_count("interval", interval)
+        if self.interval > self.max_budget:
             raise StudyError(f"interval must be at most max_budget={max_budget}, got {interval}: swap them?")
-        if not 0 < quantile <= 0.5:
-            raise StudyError(f"quantile must be above 0 and at most 0.5 (the worse half), got {quantile!r}.")
-        self.population = population
-        self.max_budget = max_budget
-        self.interval = interval
-        self.quantile = quantile
+        part = finite(quantile)
+        if part is None or not 0 < part <= 0.5:
+            raise StudyError(f"quantile must be above 0 and at most 0.5 (the worse half), got {shown(quantile)}.")
+        self.quantile = part
 
     def trials(self, search: Search) -> int:
         return self.population
 
-    def stages(self, trials: int | None = None) -> list[Stage]:
-        budgets = range(self.interval, self.max_budget + self.interval, self.interval)
-        return [Stage(self.population, min(budget, self.max_budget)) for budget in budgets]
+    def stages(self, trials: int | None = None) -> list[Stage] | None:
+        """The generations; None where there are too many to list."""
+        budgets = self._budgets(0)
+        return None if len(budgets) > FORESEEN else [Stage(self.population, self._capped(b)) for b in budgets]
+
+    def _budgets(self, after: int) -> range:
+        """The generations' budgets beyond one; the last budget may be beyond ``max_budget``."""
+        return range(after + self.interval, self.max_budget + self.interval, self.interval)
+
+    def _capped(self, budget: int) -> int:
+        return min(budget, self.max_budget)
 
     def begin(self, search: Search) -> None:
         super().begin(search)
         self._generation = -1
         self._budget = 0
         self._configs: dict[int, Config] = {}
-        self._next: list[Member] = []  # the generation that waits to be asked for
+        self._next: Iterator[Member] = iter(())  # the members of this generation that wait to be asked for
+        self._size = 0  # members of this generation
         self._reports: list[Report] = []  # the reports of this generation at its budget
         search.space.perturb({}, search.seed, 0, 0)  # a space that cannot be perturbed is refused before any training
 
     def ask(self) -> list[TrialGroup]:
         if self._generation < 0:
             self._open_generation()
-            self._next = [Member(n, self.search.draw(n), self._budget) for n in range(self.population)]
-        members, self._next = self._next, []
+            budget, self._size = self._budget, self.population
+            self._next = (Member(n, self.search.draw(n), budget) for n in range(self.population))
+        # After the first generation all are asked for at once: a donor's state is there until the donor reports again.
+        members = list(islice(self._next, self._room if self._generation == 0 else None))
         if not members:
             return []
-        self._configs = {member.trial: member.config for member in members}
-        budgets = [stage.budget for stage in self.stages()]
-        later = tuple(Later(self.population, b - a) for a, b in pairwise(budgets) if a >= self._budget)
-        return [self._grant(f"generation {self._generation}", members, later=later)]
+        self._configs.update((member.trial, member.config) for member in members)
+        return [self._grant(f"generation {self._generation}", members, later=self._later())]
+
+    def outlook(self) -> list[Course]:
+        later = self._later()
+        first = self._generation + 1
+        return [Course(tuple(f"generation {first + i}" for i in range(len(later))), later, waits=True)]
+
+    def _later(self) -> tuple[Later, ...]:
+        """The generations after this one, as far as they are foreseen."""
+        ahead = self._budgets(self._budget)[:FORESEEN] if self._budget < self.max_budget else ()
+        budgets = [self._budget, *map(self._capped, ahead)]
+        return tuple(Later(self.population, b - a) for a, b in pairwise(budgets))
 
     def _take(self, report: Report) -> None:
         self._reports.append(report)
         if self._budget == self.max_budget:
             self._dropped.append(report.trial)
-        elif not self._granted:
+        elif len(self._reports) == self._size:
             unit, reports = self._budget, self._reports
             self._open_generation()
-            self._next = self._exploit_and_explore(unit, reports)
+            members = self._exploit_and_explore(unit, reports)
+            self._next, self._size = iter(members), len(members)
 
     def _open_generation(self) -> None:
         self._generation += 1

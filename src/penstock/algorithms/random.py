@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.algorithms.base import Granting, check_count, needed_trials
-from penstock.trial import Member, Stage, TrialGroup
+from penstock.trial import Course, Later, Member, Stage, TrialGroup
 
 if TYPE_CHECKING:
     from penstock.algorithms.sampling import Search
 
 
-AHEAD = 1000  # independent draws under way: enough for any cluster, and a study of a million trials starts at once
+UNLEARNED = 1000  # independent draws under way: enough for any cluster, and a study of a million trials starts at once
 
 
 class Random(Granting):
@@ -25,16 +25,18 @@ class Random(Granting):
     """
 
     def __init__(self, *, budget: int, concurrency: int = 8) -> None:
-        check_count("budget", budget)
-        check_count("concurrency", concurrency)
-        self.max_budget = budget
-        self.concurrency = concurrency
+        self.max_budget = check_count("budget", budget)
+        self.concurrency = check_count("concurrency", concurrency)
 
     def settings(self) -> dict[str, object]:
         return {"budget": self.max_budget, "concurrency": self.concurrency}
 
     def stages(self, trials: int | None = None) -> list[Stage] | None:
         return None if trials is None else [Stage(trials, self.max_budget)]
+
+    def outlook(self) -> list[Course]:
+        undrawn = needed_trials(self, self.search) - self._drawn
+        return [Course(("random",), (Later(undrawn, self.max_budget),))]
 
     def begin(self, search: Search) -> None:
         super().begin(search)
@@ -43,8 +45,8 @@ class Random(Granting):
 
     def ask(self) -> list[TrialGroup]:
         room = needed_trials(self, self.search) - self._drawn
-        ahead = self.concurrency if self.search.learns else AHEAD
-        room = min(room, ahead - len(self._granted))
+        ahead = self.concurrency if self.search.learns else UNLEARNED
+        room = min(room, ahead - len(self._granted), self._room)
         if room <= 0:
             return []
         numbers = range(self._drawn, self._drawn + room)

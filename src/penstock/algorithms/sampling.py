@@ -16,9 +16,10 @@ from logging import ERROR, getLogger
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from penstock.domains import Domain
-from penstock.errors import StudyError
+from penstock.domains import Domain, Range
+from penstock.errors import PenstockError, StudyError, told
 from penstock.log.events import Asked, Event, Wrote
+from penstock.numeric import shown
 from penstock.seeds import key
 from penstock.space import Space
 from penstock.trial import Config, Mode
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from penstock.algorithms.storage import LogStorage
+
+ROUNDING = 1e-9  # by which part of its bound a sampler's value may lie outside of a range
 
 
 class Search:
@@ -110,25 +113,42 @@ class Search:
 
         storage = self._storage
         assert storage is not None, "Study gives a sampler to an algorithm that draws from one"
-        with storage.view(budget), _quietly():
+        with storage.view(budget), _quietly(), _named(self._sampler, number):
             sampler = deepcopy(self._sampler)
             reseed(sampler, self.seed, number)
             study = optuna.Study(storage.name, storage, sampler, optuna.pruners.NopPruner())
             if self.space.function is None:
                 trial = study.ask(self.space.distributions())
+                for name, domain in self.space.domains.items():
+                    self._check(name, domain, trial.params[name])
                 config = self.space.finish(trial.params)
             else:
                 trial = study.ask()
 
                 def answer(name: str, domain: Domain) -> Any:
-                    return domain.real(trial._suggest(name, domain.distribution()))
+                    with _named(self._sampler, number):
+                        value = trial._suggest(name, domain.distribution())
+                        self._check(name, domain, value)
+                        return domain.real(value)
 
                 config, _ = self.space.suggest(answer, number)
         assert trial.number == number, f"trial {number} was drawn when it was the turn of {trial.number}"
         return self._tell(number, config)
 
+    def _check(self, name: str, domain: Domain, value: Any) -> None:
+        """Refuse a sampler's value outside of its range, but for rounding; Optuna refuses what is not in a choice."""
+        if not isinstance(domain, Range):
+            return
+        noise = ROUNDING * max(abs(domain.low), abs(domain.high))
+        if not domain.low - noise <= value <= domain.high + noise:
+            raise StudyError(
+                f"The sampler {type(self._sampler).__name__} must give {name} from {domain.low} to {domain.high}, got "
+                f"{shown(value)}: choose another sampler, or mend it, then run the study again."
+            )
+
     def _tell(self, number: int, config: Config) -> Config:
-        self.apply(Asked(number, config, budget=0, group=""))
+        if self._storage is not None:
+            self._storage.apply(Asked(number, config, budget=0, group=""))
         return config
 
 
@@ -174,6 +194,20 @@ def reseed(sampler: object, seed: int, number: int) -> None:
             visit(vars(part), path)
 
     visit(sampler, "")
+
+
+@contextmanager
+def _named(sampler: object, number: int) -> Iterator[None]:
+    """Say which sampler raised an error; an error of Penstock says so itself."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise StudyError(
+            f"The sampler {type(sampler).__name__} raised {told(error)}, when it was asked for the config of trial "
+            f"{number}: choose another sampler, or mend it, then run the study again."
+        ) from error
 
 
 @contextmanager

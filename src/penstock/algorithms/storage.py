@@ -1,4 +1,4 @@
-"""The event log as an Optuna storage: samplers, plots, importances and optuna-dashboard see a study through it.
+"""The event log as an Optuna storage: samplers see a study through it, and people through ``seen``.
 
 Optuna's own storages refuse to change a finished trial. Here a trial is complete from its first result on, with the
 value of its deepest result, and a later report deepens it. A sampler takes a pending trial for a bad one; so a trial
@@ -12,11 +12,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from pathlib import Path
 from threading import RLock
 from typing import Any, NoReturn
 
-import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import BaseStorage
@@ -26,17 +24,20 @@ from optuna.trial import FrozenTrial, TrialState
 
 from penstock.domains import Choice, Domain, Range, mark
 from penstock.errors import StudyError
-from penstock.log.events import Asked, Event, Failed, Opened, Reported, Wrote, read
+from penstock.log.events import Asked, Event, Failed, Opened, Reported, Wrote
 from penstock.space import Space
 from penstock.trial import Config, Mode, plain, score
 
 STUDY = 0  # the id of the one study
 EPOCH = datetime(1970, 1, 1)  # Optuna wants dates, and a study has only a clock that began at zero (invariant 6)
+LAST = 1e11  # seconds after the epoch that a date can have
 USER = "user:"  # begins the keys of Optuna's user attributes; all other keys are of its system attributes
 
 
 @dataclass
-class _Trial:
+class StoredTrial:
+    """A trial as Optuna's storages know it."""
+
     number: int
     start: float
     config: Config | None = None
@@ -66,7 +67,7 @@ class LogStorage(BaseStorage):
     ) -> None:
         self.name, self.metric, self.mode, self.space = name, metric, mode, space
         self._write = write
-        self._trials: dict[int, _Trial] = {}
+        self._trials: dict[int, StoredTrial] = {}
         self._attrs: dict[int | None, dict[str, Any]] = {None: {"study:metric_names": [metric]}}
         self._described: Space | None = None
         self._to_describe = False
@@ -104,7 +105,7 @@ class LogStorage(BaseStorage):
             self._budget = before
 
     def _ask(self, event: Asked) -> None:
-        known = self._trials.setdefault(event.trial, _Trial(event.trial, self._clock))
+        known = self._trials.setdefault(event.trial, StoredTrial(event.trial, self._clock))
         if known.config is not None and mark(known.config) == mark(event.config) and not known.failed:
             return
         trial = self._changing(event.trial)
@@ -120,7 +121,7 @@ class LogStorage(BaseStorage):
         if event.trial in self._trials:
             self._changing(event.trial)
 
-    def _changing(self, number: int) -> _Trial:
+    def _changing(self, number: int) -> StoredTrial:
         trial = self._trials[number]
         trial.frozen.clear()
         return trial
@@ -134,33 +135,39 @@ class LogStorage(BaseStorage):
             trial.frozen.clear()
         self._to_describe = False
 
-    def _frozen(self, trial: _Trial) -> FrozenTrial:
+    def _frozen(self, trial: StoredTrial) -> FrozenTrial:
         if self._budget not in trial.frozen:
             trial.frozen[self._budget] = self._freeze(trial)
         return trial.frozen[self._budget]
 
-    def _freeze(self, trial: _Trial) -> FrozenTrial:
-        unit = self._budget or max(trial.values, default=0)
-        if unit in trial.values:
-            state = TrialState.COMPLETE
-        elif trial.values or trial.failed:
-            state = TrialState.FAIL  # hides a trial without a result at this budget: samplers pass over failures
-        else:
-            state = TrialState.RUNNING
+    def _freeze(self, trial: StoredTrial) -> FrozenTrial:
+        state, value = self._result(trial)
         attrs = self._attrs.get(trial.number, {})
         return FrozenTrial(
             number=trial.number,
             trial_id=trial.number,
             state=state,
-            value=trial.values.get(unit),
-            datetime_start=EPOCH + timedelta(seconds=trial.start),
-            datetime_complete=EPOCH + timedelta(seconds=trial.end) if state.is_finished() else None,
+            value=value,
+            datetime_start=self._date(trial.start),
+            datetime_complete=self._date(trial.end) if state.is_finished() else None,
             params=dict(trial.params),
             distributions=dict(trial.distributions),
             user_attrs=_user(attrs),
             system_attrs=_system(attrs),
             intermediate_values=dict(sorted(trial.values.items())),
         )
+
+    def _result(self, trial: StoredTrial) -> tuple[TrialState, float | None]:
+        """A trial as a sampler judges it, by its deepest result or by its result at the view's budget."""
+        unit = self._budget or max(trial.values, default=0)
+        if unit in trial.values:
+            return TrialState.COMPLETE, trial.values[unit]
+        if trial.values or trial.failed:
+            return TrialState.FAIL, None  # hides a trial without a result at this budget: samplers pass over failures
+        return TrialState.RUNNING, None
+
+    def _date(self, clock: float) -> datetime:
+        return EPOCH + timedelta(seconds=min(max(clock, 0.0), LAST))
 
     # Methods by which Optuna reads
 
@@ -209,7 +216,7 @@ class LogStorage(BaseStorage):
             self._refuse("add trials")
         with self._lock:
             number = len(self._trials)
-            self._trials[number] = _Trial(number, self._clock)
+            self._trials[number] = StoredTrial(number, self._clock)
             return number
 
     def set_trial_param(
@@ -258,16 +265,6 @@ class LogStorage(BaseStorage):
 
     def _refuse(self, what: str) -> NoReturn:
         raise StudyError(f"Optuna can look at the study {self.name!r} but not {what}: only Penstock writes its log.")
-
-
-def read_study(dir: Path) -> optuna.Study:
-    """The study of a folder as Optuna sees it, for its plots and importances; nothing can be written to it."""
-    events = list(read(dir / "log.jsonl"))
-    settings = next(event.settings for event in events if isinstance(event, Opened))
-    storage = LogStorage(dir.name, settings["metric"], settings["mode"], None)
-    for event in events:
-        storage.apply(event)
-    return optuna.Study(dir.name, storage)
 
 
 def guess(configs: Iterable[Config]) -> Space:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from heapq import heappop, heappush
 from itertools import groupby, pairwise
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from penstock.algorithms.base import Granting, check_count, needed_trials
+from penstock.algorithms.base import AHEAD, Granting, check_count, needed_trials
 from penstock.errors import StudyError
-from penstock.trial import Config, Later, Member, Report, Stage, StartFrom, TrialGroup
+from penstock.numeric import shown
+from penstock.trial import Config, Course, Later, Member, Report, Stage, StartFrom, TrialGroup
 
 if TYPE_CHECKING:
     from penstock.algorithms.sampling import Search
@@ -32,7 +34,7 @@ class Bracket:
         self._best: list[tuple[float, int]] = []  # the trials ahead, as a heap of (score, −number), the worst first
         self.undrawn = stages[0].trials
         self.running = 0
-        self.promoted: list[int] = []  # trials of this rung that wait to be asked for
+        self.promoted: deque[int] = deque()  # trials of this rung that wait to be asked for
 
     @property
     def over(self) -> bool:
@@ -57,6 +59,14 @@ class Bracket:
         rungs = self._stages[self._rung :]
         return tuple(Later(after.trials, after.budget - before.budget) for before, after in pairwise(rungs))
 
+    @property
+    def course(self) -> Course:
+        """This rung and the rungs after it."""
+        units = self.budget - (self.reached if self._rung else 0)
+        rungs = (Later(self.undrawn + len(self.promoted), units), *self.later)
+        names = (f"{self._name}rung {self._rung + k}" for k in range(len(rungs)))
+        return Course(tuple(names), rungs, waits=True)
+
     def take(self, number: int, score: float) -> list[int]:
         """Take a trial's score at this rung's budget; gives the trials that now certainly go no further."""
         self.running -= 1
@@ -68,8 +78,8 @@ class Bracket:
         last = self._rung + 1 == len(self._stages)
         if len(self._best) > (0 if last else self._stages[self._rung + 1].trials):
             out.append(-heappop(self._best)[1])  # of equal scores, the higher number goes
-        if not self.running and not self.undrawn and not last:
-            self.promoted = sorted(-number for _, number in self._best)
+        if not (self.running or self.undrawn or self.promoted or last):
+            self.promoted = deque(sorted(-number for _, number in self._best))
             self._best = []
             self._rung += 1
         return out
@@ -79,22 +89,17 @@ class Rungs(Granting):
     """The base of all algorithms with rungs: their settings, and the configuration of each trial."""
 
     def __init__(self, max_budget: int, min_budget: int, reduction: int, concurrency: int | None) -> None:
-        check_count("max_budget", max_budget)
-        check_count("min_budget", min_budget)
-        check_count("reduction", reduction, least=2)
-        if concurrency is not None:
-            check_count("concurrency", concurrency)
-        if max_budget < min_budget:
+        self.max_budget = check_count("max_budget", max_budget)
+        self.min_budget = check_count("min_budget", min_budget)
+        self.reduction = check_count("reduction", reduction, least=2)
+        self.concurrency = None if concurrency is None else check_count("concurrency", concurrency)
+        if self.max_budget < self.min_budget:
             raise StudyError(f"max_budget must be at least min_budget={min_budget}, got {max_budget}: swap them?")
-        self.max_budget = max_budget
-        self.min_budget = min_budget
-        self.reduction = reduction
-        self.concurrency = concurrency
 
     def _most(self) -> int:
         """How many trials may be under way."""
         if self.concurrency is not None:
-            return self.concurrency
+            return min(self.concurrency, AHEAD)
         return CONCURRENCY if self.search.learns else UNLEARNED
 
     def begin(self, search: Search) -> None:
@@ -108,9 +113,9 @@ class Rungs(Granting):
 class Halving(Rungs):
     """The base of SuccessiveHalving and Hyperband: brackets made from the list that ``stages`` gives.
 
-    Brackets of independent draws do not depend on each other and are asked for at once. Where a sampler learns from
-    results, the brackets follow one another, and their first rungs are drawn as results come in, with at most
-    ``concurrency`` trials under way.
+    Brackets of independent draws do not depend on each other and are asked for at once, up to ``AHEAD`` trials. Where a
+    sampler learns from results, the brackets follow one another, and their first rungs are drawn as results come in,
+    with at most ``concurrency`` trials under way.
     """
 
     def begin(self, search: Search) -> None:
@@ -125,18 +130,27 @@ class Halving(Rungs):
         for bracket in self._brackets:
             if bracket.over:
                 continue
-            if members := [*self._promotions(bracket), *self._draws(bracket)]:
+            promotions = self._promotions(bracket, self._room)
+            if members := [*promotions, *self._draws(bracket, self._room - len(promotions))]:
                 bracket.running += len(members)
                 groups.append(self._grant(bracket.name, members, later=bracket.later))
             if self.search.learns:
                 break
         return groups
 
+    def outlook(self) -> list[Course]:
+        courses = [bracket.course for bracket in self._brackets if not bracket.over]
+        if not self.search.learns or not courses:
+            return courses
+        # Brackets that follow one another are the rungs of one course.
+        groups = tuple(name for course in courses for name in course.groups)
+        return [Course(groups, tuple(rung for course in courses for rung in course.rungs), waits=True)]
+
     def _take(self, report: Report) -> None:
         self._dropped += self._bracket_of[report.trial].take(report.trial, self.score(report))
 
-    def _draws(self, bracket: Bracket) -> list[Member]:
-        room = bracket.undrawn
+    def _draws(self, bracket: Bracket, room: int) -> list[Member]:
+        room = min(room, bracket.undrawn)
         if self.search.learns:
             room = min(room, max(0, self._most() - bracket.running))  # a later rung may exceed the limit
         bracket.undrawn -= room
@@ -147,8 +161,8 @@ class Halving(Rungs):
             members.append(Member(number, self._configs[number], bracket.budget))
         return members
 
-    def _promotions(self, bracket: Bracket) -> list[Member]:
-        numbers, bracket.promoted = bracket.promoted, []
+    def _promotions(self, bracket: Bracket, room: int) -> list[Member]:
+        numbers = [bracket.promoted.popleft() for _ in range(min(room, len(bracket.promoted)))]
         return [Member(n, self._configs[n], bracket.budget, StartFrom(n, bracket.reached)) for n in numbers]
 
 
@@ -170,6 +184,8 @@ class SuccessiveHalving(Halving):
         self, *, max_budget: int, min_budget: int = 1, reduction: int = 3, additive: bool = False, concurrency: int = 8
     ) -> None:
         super().__init__(max_budget, min_budget, reduction, concurrency)
+        if not isinstance(additive, bool):
+            raise StudyError(f"additive must be True or False, got {shown(additive)}.")
         self.additive = additive
 
     def stages(self, trials: int | None = None) -> list[Stage] | None:

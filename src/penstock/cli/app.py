@@ -5,11 +5,15 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from typing import Annotated
 
 import typer
 
 from penstock.cli import looking, running
+from penstock.cli.ending import FAILED, steady_streams
 
 app = typer.Typer(
     help="Tune PyTorch models: the answer of training every trial alone, in a fraction of the device time.",
@@ -21,7 +25,17 @@ app = typer.Typer(
 
 def main() -> None:
     """The ``penstock`` command."""
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would try it once more at its end
+        print(f"penstock: Cannot write to standard output ({error.strerror}).", file=sys.stderr)
+        sys.exit(FAILED)
 
 
 def _version(wanted: bool) -> None:
@@ -35,10 +49,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    steady_streams()
 
 
 for command in (

@@ -9,27 +9,54 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from io import TextIOWrapper
 
 import typer
 
 from penstock.errors import PenstockError
+from penstock.report.format import visible
 
 FAILED, BAD_USAGE = 1, 2  # typer makes a KeyboardInterrupt 130
 
 
+def steady_streams() -> None:
+    """Let nothing that a command prints break it off.
+
+    A standard stream that is closed becomes the null device: otherwise the next file that is opened, such as a log,
+    has its number, and text printed by a library goes there. Characters that a stream cannot hold are escaped.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None or stream.closed:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays open
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 @contextmanager
 def refused(code: int) -> Iterator[None]:
-    """Make an error that a user can mend one message and an exit code."""
+    """Turn an error that a user can mend, or a path that cannot be used, into one message and an exit code."""
     try:
         yield
     except PenstockError as error:
-        typer.echo(f"penstock: {error}", err=True)
+        typer.echo(visible(f"penstock: {error}"), err=True)
+        raise typer.Exit(code) from None
+    except OSError as error:
+        if not isinstance(error.filename, str):
+            raise
+        where = f"{error.filename} ({error.strerror})"
+        typer.echo(visible(f"penstock: Cannot use {where}: check the path and your permissions."), err=True)
         raise typer.Exit(code) from None
 
 
 @contextmanager
 def apart(json: bool) -> Iterator[None]:
-    """With --json stdout is for the one object: what a task prints, in worker processes too, goes to stderr."""
+    """With --json keep stdout for the one object: text that a task prints, in worker processes too, goes to stderr."""
     if not json:
         yield
         return

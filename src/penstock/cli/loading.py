@@ -10,7 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from penstock.errors import PenstockError, StudyError
+from penstock.report.format import visible
 
 if TYPE_CHECKING:
     from penstock.study import Study
@@ -23,6 +26,11 @@ def load(file: Path) -> Study:
         raise StudyError(f"Expected a Python file with a `study`, found {kind} at {file}: check the path.")
     file = file.resolve()
     study = _study_of(_import(file), file)
+    if study.ran is not None and study.name is None:
+        raise StudyError(
+            f"Expected {file.name} to define its study, and it ran it too, as {study.ran.name}: put study.run() under "
+            f'`if __name__ == "__main__":`. That run is kept: see `penstock show {study.ran.name}`.'
+        )
     study.file = str(file)
     return study
 
@@ -30,7 +38,7 @@ def load(file: Path) -> Study:
 def _import(file: Path) -> ModuleType:
     import cloudpickle
 
-    name = "penstock_file_" + re.sub(r"\W", "_", file.stem)  # never the name of a module that something else imports
+    name = "penstock_file_" + re.sub(r"\W", "_", file.stem)  # no other code imports a module of this name
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise StudyError(f"Expected a Python file, whose name ends in .py, got {file.name}.")
@@ -78,8 +86,13 @@ def _study_of(module: ModuleType, file: Path) -> Study:
     )
 
 
-def origin(name: str, settings: dict[str, Any]) -> Path:
-    """The file that a study was begun by, as its log has it."""
+def origin(name: str, settings: dict[str, Any], dir: Path, trust: bool = False) -> Path:
+    """The file that a study in ``dir`` was begun by, from its log. To import a file is to run it, and any log may name
+    any file.
+
+    So a file outside of the current folder is asked for, on a terminal; elsewhere it needs ``trust``. A file among the
+    studies is asked for too, as it may have come with the log.
+    """
     file, otherwise = settings["file"], f"run its Study with name={name!r} from Python, which goes on as well."
     if file is None:
         raise StudyError(
@@ -87,4 +100,18 @@ def origin(name: str, settings: dict[str, Any]) -> Path:
         )
     if not Path(file).is_file():
         raise StudyError(f"The study {name!r} was begun by {file}, which is gone: put it back, or {otherwise}")
+    path, here, studies = Path(file).resolve(), Path.cwd().resolve(), dir.resolve()
+    among = path.is_relative_to(studies / name if here.is_relative_to(studies) else studies)
+    if not trust and (among or not path.is_relative_to(here)):
+        _ask(name, file, "among the studies" if among else "outside of this folder")
     return Path(file)
+
+
+def _ask(name: str, file: str, where: str) -> None:
+    told = f"The log of {name!r} names the file {file}, which lies {where}; to resume is to run it."
+    if sys.stdin.isatty() and typer.confirm(f"{visible(told)} Run it?", err=True):
+        return
+    raise StudyError(
+        f"{told} Expected a file of your own in {Path.cwd()}: give --trust if you know that file, or resume from its "
+        "folder, with --dir for the folder of the studies."
+    )

@@ -11,6 +11,7 @@ import typer
 from penstock.cli.ending import BAD_USAGE, FAILED, refused
 from penstock.cli.options import HOME, Dir, Format, Latest, Name, OneList, OneObject
 from penstock.errors import PenstockError, StudyError
+from penstock.report.format import visible
 
 
 def show(
@@ -18,17 +19,18 @@ def show(
     dir: Dir = HOME,
     json: OneObject = False,
     top: Annotated[int, typer.Option(min=0, help="How many of the best trials.")] = 10,
-    curves: Annotated[bool, typer.Option("--curves", help="With the courses of their metric.")] = False,
+    curves: Annotated[bool, typer.Option("--curves", help="Show the curves of their metric, too.")] = False,
 ) -> None:
     """Show where a study stands, and its best trials."""
+    from penstock.log.ranking import ranked
     from penstock.report import summary
 
     with refused(BAD_USAGE):
         place = summary.study_dir(dir, name)
     with refused(FAILED):
         history = summary.history_of(place)
-    facts = {**summary.study_facts(place, history), **summary.device_facts(place)}
-    best = summary.ranked(history)[:top]
+        facts = {**summary.study_facts(place, history), **summary.device_facts(place)}
+    best = ranked(history.trials)[:top]
     if json:
         typer.echo(summary.to_json({**facts, "top": [summary.trial_facts(trial, curves) for trial in best]}))
         return
@@ -57,8 +59,9 @@ def list_(dir: Dir = HOME, json: OneList = False) -> None:
     with refused(BAD_USAGE):
         if dir != HOME and not dir.is_dir():
             raise StudyError(f"There is no folder {dir}: give the one that holds the studies with --dir.")
+        names = summary.study_names(dir)
     studies: list[dict[str, Any]] = []
-    for name in summary.study_names(dir):
+    for name in names:
         try:
             studies.append(summary.study_facts(dir / name, summary.history_of(dir / name)))
         except PenstockError as error:  # one damaged log does not hide the others
@@ -88,11 +91,11 @@ def export(
     out = out or place / to.value
     with refused(FAILED):
         if to is Format.csv:
-            typer.echo("\n".join(f"Wrote {path}" for path in write_csv(place, out)))
+            typer.echo(visible("\n".join(f"Wrote {path}" for path in write_csv(place, out))))
         else:
             runs = write_tensorboard(place, out)
             look = f"tensorboard --logdir {shlex.quote(str(out))}"
-            typer.echo(f"Wrote {len(runs)} runs to {out}; look at them with: {look}")
+            typer.echo(visible(f"Wrote {len(runs)} runs to {out}; look at them with: {look}"))
 
 
 def report(
@@ -100,22 +103,22 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The page to write; report.html in the study's folder.")] = None,
     dir: Dir = HOME,
 ) -> None:
-    """Draw who had which device when, and write a page with it."""
+    """Draw which trial had which device when, and write a page with it."""
     from penstock.log.history import History
+    from penstock.log.ranking import ranked
+    from penstock.report.export import writing
     from penstock.report.page import study_page
-    from penstock.report.summary import events_of, ranked
+    from penstock.report.summary import events_of
 
     place = _latest(dir, name)
     with refused(FAILED):
         events = list(events_of(place))
-        best = ranked(History.of(events))[:10]
+        best = ranked(History.of(events).trials)[:10]
         out = out or place / "report.html"
-        page = study_page(place.name, events, [trial.row() for trial in best])
-        try:
-            out.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise StudyError(f"Cannot write {out} ({error.strerror}): choose another file with --out.") from None
-    typer.echo(f"Wrote {out}")
+        page = study_page(place.name, events, [{**trial.row(), "state": trial.standing} for trial in best])
+        with writing(out):
+            out.write_text(page, encoding="utf-8", errors="backslashreplace")
+    typer.echo(visible(f"Wrote {out}"))
 
 
 def dashboard(
@@ -129,7 +132,7 @@ def dashboard(
     place = _latest(dir, name)
     with refused(FAILED), make_dashboard(place, port) as server:
         where = f"http://127.0.0.1:{server.server_port}/dashboard/studies/0"
-        typer.echo(f"{place.name} is at {where}, until Ctrl-C.")
+        typer.echo(visible(f"{place.name} is at {where}, until Ctrl-C."))
         try:
             server.serve_forever()
         except KeyboardInterrupt:

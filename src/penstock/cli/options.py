@@ -52,14 +52,20 @@ Dir = Annotated[Path, typer.Option(help="The folder that holds the studies.")]
 OwnDir = Annotated[Path | None, typer.Option(help="The folder that holds the studies.")]  # the file's unless given
 States = Annotated[str | None, typer.Option(help="Where states are kept: a folder, or a URL such as s3://bucket/path.")]
 
-# What is tuned
+# Limits and changes
 
 Trials = Annotated[int | None, typer.Option(min=1, help="How many trials in all, resumes included.")]
 Deadline = Annotated[str | None, typer.Option(help="Time the study may use in all: 90s, 10m, 2h.")]
 Target = Annotated[float | None, typer.Option(help="Stop once the metric reaches this.")]
+MaxFailures = Annotated[
+    int | None, typer.Option(min=0, help="The most trials that may fail: one more, and the study ends as failed.")
+]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import the file that the log names, although it lies outside of this folder.")
+]
 AllowChanges = Annotated[bool, typer.Option("--allow-changes", help="Go on although task, space or algorithm changed.")]
 
-# Where and how it runs: the fields of `RunSettings`
+# Where and how a study runs: the fields of `RunSettings`
 
 On = Annotated[
     str,
@@ -75,14 +81,17 @@ HowShared = Annotated[
     Sharing, typer.Option(help="solo: one trial a device. fused: many as one model. auto: what is measured to pay.")
 ]
 HowScheduled = Annotated[
-    Scheduler, typer.Option(help="Who gets how much of the devices; fifo: one trial a device, in the order of asking.")
+    Scheduler, typer.Option(help="How trials divide the devices; fifo: one trial a device, in the order of asking.")
 ]
-WhoGrows = Annotated[
-    Growing, typer.Option(help="Who has idle devices first, where several pay: the best trial, or who has fewest.")
+HowGrown = Annotated[
+    Growing, typer.Option(help="Which trial gets idle devices first, where they pay: the best, or the one with fewest.")
 ]
 MixedTypes = Annotated[bool, typer.Option("--mixed-types", help="Let a trial's devices be of several types.")]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="Decide nothing by measured times, so that a seed gives one result.")
+]
 
-# What is printed
+# Output
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, and no progress.")]
 OneObject = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]

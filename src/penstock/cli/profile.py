@@ -1,22 +1,27 @@
-"""What 1, 2, 4, … devices give one trial of a study: measured by training it on each number of them in turn."""
+"""The speed of one trial of a study on 1, 2, 4, … devices, and which of its trials can be fused.
+
+The speed is measured by training a trial on each number of devices in turn; the groups come from a sample of the space.
+"""
 
 from __future__ import annotations
 
 import os
-import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from penstock.bundle import Bundle, Device, Failed, Finished, Measured, Parted, Placement, Stopped
+from penstock.bundle import Bundle, Device, Measured, Parted, Placement, TrialFailed, TrialFinished, TrialStopped
 from penstock.engine.clocking import Shelf
 from penstock.engine.decisions import Decider
-from penstock.errors import PenstockError, StudyError, TaskError
+from penstock.errors import PenstockError, StudyError, TaskError, trace
 from penstock.executors.base import Executor
 from penstock.executors.ray.cluster import is_ray
 from penstock.log.events import Asked
+from penstock.log.states import States
+from penstock.report.groups import Group, group
 from penstock.report.scaling import Scaling
 from penstock.scheduling.nodes import arrange
 from penstock.settings import RunSettings
@@ -28,9 +33,15 @@ from penstock.trial import Config
 if TYPE_CHECKING:
     from penstock.study import Study
 
-UNITS = 10  # for each number of devices: enough where a unit has two steps, and an end where no step can be timed
+SAMPLE = 32  # configs that are grouped by their signatures
+UNITS = 10  # units for each number of devices: enough steps to time, where a unit has at least two
 NEVER = "never on several devices"
-TOO_GOOD = 1.2  # times its number of devices, beyond which a speedup is no cache's doing
+NAME = "profile"  # of the study that the executor knows
+TOO_GOOD = 1.2  # a speedup above this × the number of devices is more than caches can explain
+
+
+class OneDevice(StudyError):
+    """There is one device, on which nothing but the groups of a study can be told."""
 
 
 def count_workers(study: Study, on: str, workers: int | None) -> int | None:
@@ -57,7 +68,7 @@ def count_workers(study: Study, on: str, workers: int | None) -> int | None:
         what = (
             "core: use --workers N, so that N processes share it," if cpu else f"{found[0].type}: use another machine"
         )
-        raise StudyError(f"Expected several devices, and this machine has one {what} or --on ray for a cluster's.")
+        raise OneDevice(f"Expected several devices, and this machine has one {what} or --on ray for a cluster's.")
     return count
 
 
@@ -69,11 +80,36 @@ def profile(study: Study, on: str, workers: int | None) -> Scaling:
     config = first_config(study)
     with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as scratch:
         how = RunSettings(on, workers)
-        executor = study.replace(states=None)._executor(how, Path(scratch) / "profile")
+        executor = study._executor(how, States.of(Path(scratch) / "states"), NAME)
         try:
-            return _profile(study, executor, config)
+            return replace(_profile(study, executor, config), groups=tuple(_groups(study, executor)))
         finally:
             executor.close()
+
+
+def groups(study: Study) -> list[Group]:
+    """The groups of configs that can be fused, found on this machine's one device."""
+    with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as scratch:
+        executor = study._executor(RunSettings("local", 1), States.of(Path(scratch) / "states"), NAME)
+        try:
+            return _groups(study, executor)
+        finally:
+            executor.close()
+
+
+def _groups(study: Study, executor: Executor) -> list[Group]:
+    sample = configs_of(study)
+    return group(executor.describe(sample, train=False, trials=range(len(sample)), study=NAME))
+
+
+def configs_of(study: Study) -> list[Config]:
+    """The first configs that a study asks for; where it asks for few at a time, with others of its space."""
+    asked = Decider(study.algorithm, study._search(study.trials)).opened(study.trials)
+    sample = [event.config for event in asked if isinstance(event, Asked)][:SAMPLE]
+    if study.algorithm.samples:
+        wanted = min(SAMPLE, study.trials or SAMPLE)
+        sample += [study.space.draw(study.seed, number) for number in range(len(sample), wanted)]
+    return sample
 
 
 def first_config(study: Study) -> Config:
@@ -93,13 +129,12 @@ def _profile(study: Study, executor: Executor, config: Config) -> Scaling:
         raise StudyError("The workers there cannot train one trial together: use --on local, with --workers N.")
     name, type = task_name(study.task), devices[0].type
     try:
-        (description,) = executor.describe([config], train=True)
+        (description,) = executor.describe([config], train=True, study=NAME)
     except PenstockError:
         raise
     except Exception as error:
-        trace = "".join(traceback.format_exception(error)).strip()
-        raise TaskError(f"The task failed in a dry batch with {config}:\n{trace}") from None
-    if description.signature is None:  # a study does not spread such a trial either
+        raise TaskError(f"The task failed in a dry batch with {config}:\n{trace(error)}") from None
+    if description.signature is None:  # a study would not spread this trial either
         return Scaling(name, config, type, {}, 1, f"{NEVER}: {description.reason}", None)
     if description.batch_size < len(devices):
         said.append(f"a batch has {description.batch_size} samples, so it has no more devices")
@@ -110,14 +145,14 @@ def _profile(study: Study, executor: Executor, config: Config) -> Scaling:
     names = arrange(there, {}, {0: count})[0]
     placed = (Placement(0, 1, config, UNITS * len(doublings(count)), share=float(count)),)
     why = "; ".join(said)
-    bundle = Bundle("profile", names, placed, "distributed", description.signature, reason=why, measure=True)
+    bundle = Bundle(NAME, names, placed, "distributed", description.signature, reason=why, measure=True, study=NAME)
     found = _measure(executor, bundle)
     shelf = Shelf(Profiles.open(study.dir / "profiles.jsonl"), fingerprint(study.task))
     shelf.measured(found, there[names[0]])
     again = Shelf(Profiles.open(shelf.profiles.path), shelf.task).get(found.signature, there[names[0]], "scaling")
     kept = None if again is None or again.table != found.table else shelf.profiles.path
     curve, cut = measured({}, found.table)
-    seconds = found.table if len(found.table) > 1 else {}  # of a trial that cannot be spread, none was timed
+    seconds = found.table if len(found.table) > 1 else {}  # a trial that cannot be spread has no times
     cut += _doubts(seconds)
     return Scaling(name, config, type, seconds, curve.widest, "; ".join((found.reason, *cut)), kept)
 
@@ -151,14 +186,14 @@ def _measure(executor: Executor, bundle: Bundle) -> Measured:
         for event in executor.wait():
             if isinstance(event, Measured):
                 return event
-            if isinstance(event, Failed):
+            if isinstance(event, TrialFailed):
                 raise StudyError(f"The trial failed with {bundle.placements[0].config}: {event.error}")
             if isinstance(event, Parted):
                 raise StudyError(f"{event.error} Check that {', '.join(event.devices)} reach each other.")
-            if isinstance(event, Finished):
+            if isinstance(event, TrialFinished):
                 raise StudyError(
                     "Expected units of several steps, got so short ones that no step could be timed: give the task "
                     "more steps a unit, as in unit_steps = 20, or smaller batches."
                 )
-            if isinstance(event, Stopped):
+            if isinstance(event, TrialStopped):
                 raise StudyError("The trial was stopped before it was measured, as a device went: try again.")

@@ -1,4 +1,4 @@
-"""A simulated cluster of devices like this machine's: trials share and spread there as was measured here."""
+"""A simulated cluster of devices like this machine's: trials share and spread there by the measurements made here."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ APART = "no device is shared and no trial has several"
 
 
 def rehearsal(study: Study, devices: int) -> tuple[Simulated, str]:
-    """A cluster of so many devices for a study, and a line that says where the curves of its trials come from.
+    """A cluster for a study, and a line that says where the curves of its trials come from.
 
-    Its devices are those that as many workers on this machine would have. So a study knows beforehand there what it
-    would know here, and trials take the time there that they took here.
+    Each device is like the device of one of as many workers on this machine. So a study finds the same profiles there
+    as here, and trials take as long there as they took here.
     """
     if isinstance(study.task, TabulatedTask):
         said = "Simulated: trials share and spread as their tables' own curves say, where they have one."
@@ -44,13 +44,13 @@ def rehearsal(study: Study, devices: int) -> tuple[Simulated, str]:
         start=_mean(found, "moving", 0),
         stop=_mean(found, "moving", 1),
         opening=_mean(found, "opening", 0),
-        kept=False,  # its devices are called like real ones, of which nothing was measured here
+        kept=False,  # its devices have the types of real ones, and profiles of those must come from real runs
     )
     return cluster, _said(here, path, list(curves.values()))
 
 
 def one_of(devices: int) -> Device:
-    """The device that each of so many workers on this machine has: cores are divided among them."""
+    """The device that each worker has, if this machine has as many workers as ``devices``: they divide its cores."""
     from penstock.executors.local import find_devices
 
     here = find_devices()[0]
@@ -60,7 +60,7 @@ def one_of(devices: int) -> Device:
 
 
 def _curve(signature: str, type: str, found: list[Profile]) -> Curve:
-    """What the speed model makes of a signature's profiles."""
+    """The curve that the speed model makes of a signature's profiles."""
     model = SpeedModel()
     model.know(0, signature)
     for one in found:

@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.defining import check_defines_study
 from penstock.cli.ending import BAD_USAGE, FAILED, apart, refused
 from penstock.cli.loading import load, origin
 from penstock.cli.options import (
     HOME,
     AllowChanges,
     Deadline,
+    Deterministic,
     Devices,
     Dir,
     File,
     Growing,
+    HowGrown,
     HowScheduled,
     HowShared,
     Json,
+    MaxFailures,
     MixedTypes,
     Name,
     On,
@@ -31,12 +35,13 @@ from penstock.cli.options import (
     States,
     Target,
     Trials,
+    Trust,
     Weight,
-    WhoGrows,
     Workers,
 )
 from penstock.errors import StudyError
 from penstock.executors.ray.cluster import is_ray
+from penstock.report.format import visible
 
 if TYPE_CHECKING:
     from penstock.executors.simulated.settings import Simulated
@@ -47,17 +52,19 @@ if TYPE_CHECKING:
 def run(
     context: typer.Context,
     file: File,
-    name: Annotated[str | None, typer.Option(help="Of a new study, or of one to go on with.")] = None,
+    name: Annotated[str | None, typer.Option(help="The name of a new study, or of a study to go on with.")] = None,
     trials: Trials = None,
-    seed: Annotated[int | None, typer.Option(help="Decides all that is random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of everything that is random.")] = None,
     deadline: Deadline = None,
     target: Target = None,
+    max_failures: MaxFailures = None,
     workers: Workers = None,
     weight: Weight = 1.0,
     sharing: HowShared = Sharing.auto,
     scheduler: HowScheduled = Scheduler.waterfill,
-    growing: WhoGrows = Growing.best,
+    growing: HowGrown = Growing.best,
     mixed_types: MixedTypes = False,
+    deterministic: Deterministic = False,
     on: On = "local",
     devices: Devices = None,
     dir: OwnDir = None,
@@ -67,7 +74,7 @@ def run(
 ) -> None:
     """Run the study of a Python file."""
     given = {"name": name, "trials": trials, "seed": seed, "deadline": deadline, "target": target}
-    changes = {**given, "dir": dir, "states": states}
+    changes = {**given, "max_failures": max_failures, "dir": dir, "states": states}
     with apart(json):
         with refused(BAD_USAGE):
             study = load(file).replace(**{key: value for key, value in changes.items() if value is not None})
@@ -82,16 +89,19 @@ def resume(
     trials: Trials = None,
     deadline: Deadline = None,
     target: Target = None,
+    max_failures: MaxFailures = None,
     workers: Workers = None,
     weight: Weight = 1.0,
     sharing: HowShared = Sharing.auto,
     scheduler: HowScheduled = Scheduler.waterfill,
-    growing: WhoGrows = Growing.best,
+    growing: HowGrown = Growing.best,
     mixed_types: MixedTypes = False,
+    deterministic: Deterministic = False,
     on: On = "local",
     devices: Devices = None,
     states: States = None,
     json: Json = False,
+    trust: Trust = False,
     allow_changes: AllowChanges = False,
 ) -> None:
     """Go on with a study that was interrupted, or with more trials or time."""
@@ -101,11 +111,13 @@ def resume(
         place = study_dir(dir, name)
     with refused(FAILED):
         settings = history_of(place).settings
-    given = {"trials": trials, "deadline": deadline, "target": target, "states": states}
+    given = {"trials": trials, "deadline": deadline, "target": target, "states": states, "max_failures": max_failures}
     changes = {key: settings.get(key) if value is None else value for key, value in given.items()}
     with apart(json):
         with refused(BAD_USAGE):
-            study = load(origin(name, settings)).replace(name=name, dir=dir, seed=settings["seed"], **changes)
+            file = origin(name, settings, dir, trust)
+            check_defines_study(file)
+            study = load(file).replace(name=name, dir=dir, seed=settings["seed"], **changes)
         result = _run(study, context.params)
     _show_result(result, json)
 
@@ -121,15 +133,21 @@ def profile(
     dir: OwnDir = None,
     json: Json = False,
 ) -> None:
-    """Measure what 1, 2, 4, … devices give one trial of a file's study."""
-    from penstock.cli.profile import count_workers, profile
+    """Measure the speed of one trial of a file's study on 1, 2, 4, … devices, and say which trials can be fused."""
+    from penstock.cli.profile import OneDevice, count_workers, groups, profile
     from penstock.report import scaling, summary, tables
+    from penstock.report.groups import Group, said
 
     with apart(json):
         with refused(BAD_USAGE):
             study = load(file)
             study = study if dir is None else study.replace(dir=dir)
-            workers = count_workers(study, on, workers)
+            try:
+                workers = count_workers(study, on, workers)
+            except OneDevice:
+                if not json:
+                    typer.echo(visible(said(groups(study))))
+                raise
         if not json:
             typer.echo("Training one trial for a few steps on 1, 2, 4, … devices.", err=True)
         with refused(FAILED):
@@ -144,10 +162,12 @@ def profile(
         console.print(scaling.scaling_table(facts))
         console.print()
     console.print(scaling.verdict(facts), soft_wrap=True)
+    console.print()
+    console.print(said([Group(**one) for one in facts["groups"]]), soft_wrap=True, markup=False, highlight=False)
 
 
 def _run(study: Study, options: Mapping[str, Any]) -> Result:
-    """Run a study by the options of a command, of which those named as the fields of ``RunSettings`` say how."""
+    """Run a study by the options of a command; each field of ``RunSettings`` is an option of that name."""
     from penstock.settings import RunSettings
 
     with refused(BAD_USAGE):
@@ -173,10 +193,12 @@ def _place(study: Study, on: str, devices: int | None) -> str | Simulated:
 
 
 def _show_result(result: Result, json: bool) -> None:
+    from penstock.log.ranking import ranked
     from penstock.report import summary
 
-    history = summary.history_of(result.dir)
-    facts = {**summary.study_facts(result.dir, history), **summary.device_facts(result.dir)}
+    with refused(FAILED):
+        history = summary.history_of(result.dir)
+        facts = {**summary.study_facts(result.dir, history), **summary.device_facts(result.dir)}
     if json:
         typer.echo(summary.to_json(facts))
     else:
@@ -184,12 +206,17 @@ def _show_result(result: Result, json: bool) -> None:
 
         console = tables.console()
         console.print()
-        console.print(tables.best_trials(history, summary.ranked(history)[:5], console))
+        console.print(tables.best_trials(history, ranked(history.trials)[:5], console))
         if failed := tables.failures(history):
             console.print()
             console.print(failed)
     with refused(FAILED):
         best = result.best
+        if result.ended == "failed":
+            raise StudyError(
+                f"The study failed: {len(result.failed)} of its trials failed, and at most "
+                f"{facts['max_failures']} may. Go on with a larger --max-failures."
+            )
     if not json:
         console.print()
         console.print(tables.busy(facts))

@@ -1,4 +1,4 @@
-"""Who runs where: the bundles that an executor is told to hold, and what is left of the devices beside them."""
+"""The bundles that an executor is told to hold, and the room that they leave on the devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.scheduling.base import FULL, Assignment, Demand, Room
 
 @dataclass(eq=False)
 class Place:
-    """A bundle as it should be, and which of its trials are to leave it."""
+    """A bundle, and the trials that are to leave it."""
 
     name: str
     devices: tuple[str, ...]
@@ -20,20 +20,20 @@ class Place:
     signature: str
     size: int | None = None
     reason: str = ""
-    measure: bool = False  # what several devices give
+    measure: bool = False  # whether its workers measure the gain of several devices
     members: dict[int, Placement] = field(default_factory=dict)
     leaving: set[int] = field(default_factory=set)
-    torn: bool = False  # a trial died here that was not alone
+    torn: bool = False  # whether a trial died here beside others
 
     @property
     def share(self) -> float:
-        """The share of the devices that each of its trials has now: what others do not use is its own."""
+        """The share at which each of its trials really trains: the trials that are there divide the whole device."""
         return float(len(self.devices)) if len(self.devices) > 1 else 1 / len(self.members)
 
 
 @dataclass
 class _Taken:
-    """What is taken of a device."""
+    """The part of a device that trials have."""
 
     share: float = 0.0
     bytes: int = 0
@@ -43,22 +43,23 @@ class _Taken:
 class Bundling:
     """The bundles that run, and the account of the devices' shares and memory; ``place`` tells the executor."""
 
-    def __init__(self, place: Callable[[Bundle], None], clock: Callable[[], float], pace: Pace) -> None:
+    def __init__(self, place: Callable[[Bundle], None], clock: Callable[[], float], pace: Pace, study: str) -> None:
+        self._study = study
         self._place, self._clock, self._pace = place, clock, pace
         self.devices: dict[str, Device] = {}
         self.running: dict[int, Place] = {}
-        self.demands: dict[int, Demand] = {}  # of trials that run, as they began
+        self.demands: dict[int, Demand] = {}  # the demands of running trials, as they were at the start
         self.assigned: dict[int, Assignment] = {}
-        self.room: dict[str, Room] = {}  # what is left of the devices that are not full
-        self.kinds: dict[str, str] = {}  # the signatures of the trials on devices
-        self.moving: set[int] = set()  # trials that are to leave for other devices
+        self.room: dict[str, Room] = {}  # the room on devices that are not full
+        self.kinds: dict[str, str] = {}  # the signature of the trials on each device
+        self.moving: set[int] = set()  # trials that are to leave their bundles for other devices
         self.lost: set[int] = set()  # trials whose device was lost under them
-        self._taken: dict[str, _Taken] = {}  # by device; lost ones too
-        self._begun: dict[int, float] = {}  # the clock when the trials that run were placed
+        self._taken: dict[str, _Taken] = {}  # by device, lost devices included
+        self._begun: dict[int, float] = {}  # the clock when each running trial was placed
         self._count = 0  # how many bundles there have been
 
     def look(self, devices: dict[str, Device]) -> None:
-        """These devices there are from now on."""
+        """Take the present devices; earlier devices that are not among them are lost."""
         for name in self.devices.keys() - devices.keys():
             self.lose(name)
         self.devices = devices
@@ -72,7 +73,7 @@ class Bundling:
         return self._taken[device].trials if device in self._taken else {}
 
     def fits(self, assignment: Assignment, bytes: int) -> bool:
-        """Whether its devices have room already: a trial that is moved leaves them at its next boundary."""
+        """Whether an assignment's devices have room already: a trial that moves away leaves at its next boundary."""
         share = min(1.0, assignment.share) - FULL
         left = [self.room.get(name, Room(0.0, 0)) for name in assignment.devices]
         return all(one.share >= share and one.bytes >= bytes for one in left)
@@ -80,21 +81,21 @@ class Bundling:
     # Coming and going
 
     def make(self, devices: tuple[str, ...], mode: BundleMode, signature: str) -> Place:
-        """A new bundle, which nobody is in yet."""
+        """A new bundle without trials."""
         self._count += 1
         return Place(f"bundle {self._count}", devices, mode, signature)
 
     def enter(self, place: Place, demand: Demand, placement: Placement, assignment: Assignment) -> None:
-        """A trial comes into a bundle."""
-        trial = demand.trial
-        self.running[trial], self._begun[trial] = place, self._clock()
+        """Put a trial into a bundle."""
+        trial, clock = demand.trial, self._clock()
+        self.running[trial], self._begun[trial] = place, clock
         place.members[trial] = placement
-        self._pace.entered(trial, place.devices[0], place.members, self._clock())
+        self._pace.entered(trial, place.devices[0], place.members, clock)
         self.demands[trial] = demand
         self.hold(assignment)
 
     def hold(self, assignment: Assignment) -> None:
-        """A trial has this share of these devices from now on."""
+        """Account for a trial's new share of devices, in place of its old share."""
         self._release(assignment.trial)
         bytes = self.demands[assignment.trial].bytes
         self.assigned[assignment.trial] = assignment
@@ -106,13 +107,13 @@ class Bundling:
             self._account(name)
 
     def relabel(self, trial: int, signature: str) -> None:
-        """A trial that runs may be joined by trials of another signature from now on."""
+        """Change a running trial's signature: trials of the new signature may join it."""
         self.demands[trial] = replace(self.demands[trial], signature=signature)
         for name in self.running[trial].devices:
             self._account(name)
 
     def left(self, trial: int) -> Placement:
-        """A trial is no longer in its bundle."""
+        """Take a trial that has left out of its bundle; gives its placement there."""
         place = self.running.pop(trial)
         placement = place.members.pop(trial)
         del self._begun[trial]
@@ -125,7 +126,7 @@ class Bundling:
         return placement
 
     def lose(self, device: str) -> None:
-        """A device is gone: trials that run there have no part of it, and are told of later."""
+        """A device is gone: trials that run there give up all their devices, and events about them follow."""
         for trial in [trial for trial, place in self.running.items() if device in place.devices]:
             self.lost.add(trial)
             self._release(trial)
@@ -149,7 +150,7 @@ class Bundling:
             self.room.pop(name, None)
         signatures = {self.demands[trial].signature for trial in taken.trials} if len(taken.trials) < 2 else None
         if signatures is None:
-            return  # a trial that comes or goes where others are changes nothing, unless it is unlike them
+            return  # trials that share a device have one signature, or a scheduler may mix signatures anyway
         self.kinds.pop(name, None)
         for signature in signatures:
             self.kinds[name] = signature
@@ -157,11 +158,14 @@ class Bundling:
     # Changing bundles that run
 
     def bundles(self) -> list[Place]:
-        """The bundles that run, without those whose device was lost, which end by themselves."""
+        """The bundles that run, except bundles that lost a device: these end by themselves."""
         return list({place.name: place for trial, place in self.running.items() if trial not in self.lost}.values())
 
     def move(self, trial: int) -> bool:
-        """A trial is to leave at its next boundary, but not in the instant in which it came: nobody only moves."""
+        """Have a trial leave at its next boundary; False where it is leaving already or came at this instant.
+
+        A trial that could leave as soon as it came might move for ever without training.
+        """
         place = self.running[trial]
         if trial in place.leaving or self._clock() <= self._begun[trial]:
             return False
@@ -170,7 +174,7 @@ class Bundling:
         return True
 
     def shrink(self, signature: str, size: int, devices: Collection[str]) -> None:
-        """Bundles of a signature on these devices hold no more than ``size``; where 1 is best they are dissolved."""
+        """Limit fused bundles of a signature on these devices to ``size`` trials; a size of 1 dissolves them."""
         for place in self.bundles():
             ours = place.signature == signature and place.mode == "fused" and place.devices[0] in devices
             if not ours or place.size == size:
@@ -183,13 +187,13 @@ class Bundling:
                 self.declare(place)
 
     def stop(self) -> None:
-        """Every trial leaves."""
+        """Have every trial leave at its next boundary."""
         for place in self.bundles():
             place.leaving |= place.members.keys()
             self.declare(place)
 
     def declare(self, place: Place) -> None:
-        """Tell the executor what a bundle should hold."""
+        """Tell the executor which trials a bundle should hold, and how."""
         placements = tuple(one for trial, one in place.members.items() if trial not in place.leaving)
         if placements or place.leaving:
             self._place(
@@ -202,5 +206,6 @@ class Bundling:
                     place.size,
                     place.reason,
                     measure=place.measure,
+                    study=self._study,
                 )
             )

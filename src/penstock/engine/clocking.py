@@ -93,16 +93,16 @@ class Pace:
         return self.model.speed(self._types)
 
     def speed(self) -> Speed:
-        """What a scheduler is given.
+        """The speed that a scheduler is given.
 
         On one device no order of trials ends sooner than another, no trial has a place to move to, and sharing as far
-        as it pays wastes least. So the seconds of units are left out there: trials come in the order of asking, as many
-        together as may be, and a run with one worker repeats itself (invariant 4).
+        as it pays wastes least. So the seconds of units are left out there: trials start in the order of asking, as
+        many together as can be, and a run with one worker repeats itself (invariant 4).
         """
         speed = self.known()
         if self._count != 1:
             return speed
-        return replace(speed, unit=UNKNOWN.unit, moving=math.inf, shared=lambda trial: False)
+        return Speed(UNKNOWN.unit, speed.curve, tried=speed.tried, timed=speed.timed, shared=lambda trial: False)
 
     def know(self, trial: int, signature: str) -> None:
         """Note a trial's signature, and recall profiles of an earlier study."""
@@ -138,11 +138,13 @@ class Pace:
             return self._reasons[signature, self._devices[device].type]
         if self.model.sharing == "forced":
             return 'asked for by sharing="fused"'
+        if self.model.sharing == "fixed":
+            return "fixed by deterministic=True"
         known = None if self.shelf is None else self.shelf.get(signature, self._devices[device], "sharing")
         return "" if known is None else f"measured before: {known.reason.removeprefix('measured before: ')}"
 
     def measured(self, event: Measured) -> list[str]:
-        """Take a worker's measurement of sharing or spreading on its device; says what was smoothed or cut."""
+        """Take a worker's measurement of sharing or spreading; gives notes on values that were smoothed or cut."""
         device = self._devices[event.device]
         if self.shelf is not None:
             self.shelf.measured(event, device)
@@ -211,7 +213,7 @@ class Pace:
         going.alike = True
 
     def done(self, trial: int, share: float, clock: float) -> float:
-        """The part of a unit trained since a trial's last report, as estimated; a half where nothing is known."""
+        """An estimate of the part of a unit that a trial has trained since its last report; a half if unknown."""
         going = self._going.get(trial)
         if going is None:
             return 0.5

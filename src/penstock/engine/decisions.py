@@ -7,13 +7,14 @@ order, and checking that its decisions are those in the log (invariant 5).
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Sequence
 
 from penstock.algorithms.base import Algorithm
 from penstock.algorithms.sampling import Search
 from penstock.errors import StudyError
-from penstock.log.events import Asked, Dropped, Event, Failed, Opened, Reported, Wrote
+from penstock.log.events import Asked, Dropped, Event, Failed, Opened, Reported, Wrote, encode
 from penstock.log.history import History
 from penstock.trial import Later, Report, plain
 
@@ -70,8 +71,13 @@ def told(event: Event, history: History) -> Report | None:
 def replay(past: Sequence[Event], history: History, decider: Decider, given: int = 0) -> list[Event]:
     """Replay a log; gives the decisions that were made but not yet logged when its driver died.
 
-    The configs of the first ``given`` events come from the log and not from the search, which has changed since.
+    The configs of the first ``given`` events come from the log and not from the search, which has changed since; so do
+    the attributes that a sampler wrote then. All other attributes are computed again.
     """
+    if written := [event for event in past[:given] if isinstance(event, Wrote)]:
+        from penstock.algorithms.pickles import check
+
+        check(written)
     for event in past[:given]:
         if isinstance(event, Asked):
             decider.search.replay(event.trial, event.config)
@@ -100,11 +106,22 @@ def _agree(decided: Event | None, logged: Event) -> Event:
                 f"as {plain(decided.config)}. Resume with the space, sampler and versions the study began with."
             )
     elif isinstance(decided, Wrote) and isinstance(logged, Wrote):
-        if (decided.trial, decided.key) == (logged.trial, logged.key):
-            return logged  # values may differ in meaningless bytes: CMA-ES pickles memory that it never set
+        same = (decided.trial, decided.key) == (logged.trial, logged.key)
+        if same and (encode(decided, 0) == encode(logged, 0) or (_opaque(decided.value) and _opaque(logged.value))):
+            return decided  # the log's value is only compared: it may be a pickle, whose reader runs it
+        if same:
+            raise StudyError(
+                f"The sampler and the log disagree: it wrote {logged.value!r} in {logged.key!r}, and now writes "
+                f"{decided.value!r}. Resume with the sampler and versions the study began with."
+            )
     elif decided == logged:
         return logged
     raise StudyError(
         f"The algorithm and the log disagree: the log has {logged}, and the algorithm decides {decided}. Resume with "
         "the algorithm and settings the study began with, or start a new study under another name."
     )
+
+
+def _opaque(value: object) -> bool:
+    """Whether a value is a pickle in hex. Two of the same may differ: CMA-ES pickles memory that it never set."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]+", value) is not None

@@ -1,8 +1,8 @@
-"""Trials that change their devices: who moves onto idle ones and back, and how many devices are of use.
+"""Trials that change their devices: moves onto idle devices and back, and the number of devices that are of use.
 
-What several devices give a trial is measured by one of its signature, once devices are idle: it moves onto 1, 2, 4, …
-of them in turn (invariant 7). After that the scheduler knows its curve, and decides who grows and who shrinks; what it
-leaves idle is dealt to trials that are alone on their devices, and given back to trials that wait.
+When devices are idle, a trial of a signature measures the gain of several devices: it times its steps on 1, 2, 4, … of
+them (invariant 7). From then on the scheduler knows the curve of that signature, and decides which trials grow and
+which shrink. Devices that are still idle are lent to trials that are alone on their devices, until other trials wait.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from penstock.scheduling.sizing import size
 if TYPE_CHECKING:
     from penstock.engine.placing import Placing
 
-SLACK = 0.9  # of what was requested may be left before less is: each request is looked at
+SLACK = 0.9  # while all devices are of use, a request shrinks only below this part: an executor looks at each request
 
 
 class Elastic:
-    """What becomes of idle devices, and of trials that were made to leave for them."""
+    """The use of idle devices, and the trials that leave their bundles to move there."""
 
     def __init__(self, placing: Placing, growing: Growing, *, spreads: bool) -> None:
         self._placing, self._bundling = placing, placing.bundling
         self._growing, self._spreads = growing, spreads
-        self.destined: dict[int, Assignment] = {}  # what trials are given when they have left their bundles
-        self.apart: set[frozenset[str]] = set()  # devices whose workers did not meet
+        self.destined: dict[int, Assignment] = {}  # assignments of trials that leave their bundles to move
+        self.apart: set[frozenset[str]] = set()  # sets of devices whose workers did not meet
         self._requested = 0
 
     def parted(self, event: Parted) -> None:
-        """Workers did not meet: they are not tried together again. Their trial is told of after this."""
+        """Workers did not meet: their devices are not tried together again. An event about their trial follows."""
         self.apart.add(frozenset(event.devices))
         warnings.warn(f"{event.error} It goes on elsewhere.", stacklevel=2)
 
     def enter(self) -> None:
-        """Trials that have left for other devices go there, once these are free; where they cannot be, anywhere."""
+        """Trials that have left their bundles to move enter their new devices, once these are free.
+
+        Where the new devices are lost or will not come free, the trial waits for any devices.
+        """
         bundling, waiting = self._bundling, self._placing.queue.waiting
         told = {}
         for trial, one in list(self.destined.items()):
@@ -54,7 +57,7 @@ class Elastic:
             bundling.declare(place)
 
     def use_idle(self) -> None:
-        """Idle devices that no trial waits for: a bundle is split, a trial tries them, or trials grow onto them."""
+        """Use devices that are idle while no trial waits: split a bundle, let a trial measure, or let trials grow."""
         if self.destined:
             return
         view, speed = self._placing.view(), self._placing.pace.speed()
@@ -68,13 +71,13 @@ class Elastic:
         self._destine(made)
 
     def give_back(self) -> None:
-        """Trials that wait are given devices that were idle when others grew onto them."""
+        """Make running trials give back lent devices to trials that wait."""
         if self._spreads and not self.destined and not self._bundling.moving:
             view = self._placing.view()
             self._destine(give_back(view, self._ranked(), len(self._placing.queue.waiting)))
 
     def settle(self, signature: str) -> None:
-        """What several devices give a signature is known: the trial that measured it keeps those that pay."""
+        """The gain of several devices is measured for a signature: the trial that did so keeps the devices that pay."""
         placing = self._placing
         for place in self._bundling.bundles():
             if place.measure and place.signature == signature:
@@ -84,7 +87,7 @@ class Elastic:
                 self._destine([] if made is None else [made])
 
     def request(self) -> None:
-        """Say how many devices are of use. Where nodes would come free, trials are packed first (RubberBand §4.4)."""
+        """Tell the executor how many devices are of use; pack trials where nodes can come free (RubberBand §4.4)."""
         placing, bundling, executor = self._placing, self._bundling, self._placing.executor
         demands = list(placing.queue.waiting.values())
         wanted = size(placing.view(), demands, placing.pace.known(), executor.provisioning, self._requested)
@@ -96,7 +99,7 @@ class Elastic:
             self._pack(wanted.count)
 
     def _pack(self, count: int) -> None:
-        """Move trials so that whole nodes come free, where so many devices are enough."""
+        """Move trials so that whole nodes come free, while ``count`` devices are enough."""
         held, fixed = dict[int, tuple[str, ...]](), list[int]()
         for place in self._bundling.bundles():
             first = next(iter(place.members))
@@ -113,7 +116,7 @@ class Elastic:
         )
 
     def _ranked(self) -> list[int]:
-        """The trials that run, the best first."""
+        """The running trials, the best first."""
         trials = self._placing.history.trials
         return sorted(
             self._bundling.assigned, key=lambda number: (trials[number].diverged, -trials[number].best_score, number)
@@ -126,6 +129,6 @@ class Elastic:
                 self.destined[one.trial] = one
                 told[self._bundling.running[one.trial].name] = self._bundling.running[one.trial]
             else:
-                self._placing.changed = True  # it came just now: once more at the next boundary
+                self._placing.changed = True  # the trial cannot leave at this instant: decide again
         for place in told.values():
             self._bundling.declare(place)

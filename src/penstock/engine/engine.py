@@ -7,22 +7,24 @@ order. It owns neither the loop nor the executor, so that one driver may run sev
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.bundle import Failed, Finished, Measured, Parted, Saved, Stopped
+from penstock.bundle import Measured, Parted, StateSaved, TrialFailed, TrialFinished, TrialStopped
 from penstock.engine.clocking import Pace
 from penstock.engine.collecting import Collecting
 from penstock.engine.decisions import Decider, told
 from penstock.engine.limits import Deadline, Limit, Target, soonest
 from penstock.engine.placing import Placing
-from penstock.errors import PenstockError, StudyError, TaskError
+from penstock.errors import PenstockError, StudyError, TaskError, trace
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.log import events
-from penstock.log.events import Event, Log
+from penstock.log.events import Event
 from penstock.log.history import History, TrialRecord
+from penstock.log.messages import say
 from penstock.log.states import States
+from penstock.log.writer import Log
+from penstock.numeric import legible, shown
 from penstock.scheduling.base import Scheduler
 from penstock.scheduling.growing import Growing
 from penstock.trial import Config, Report, Usage
@@ -30,19 +32,26 @@ from penstock.trial import Config, Report, Usage
 DRY = 3  # configs that are tried before the task is said to be at fault
 RETRIES = 3  # of a trial whose worker died, before it is given up
 WATCH = 0.25  # seconds after which whoever watches is shown the clock, though nothing happened
+LONGEST = 1e6  # seconds of one wait: the system's timers take no more than 24 days
 GRACE = 1.0  # seconds that a trial is given to stop once the deadline has passed
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an engine wants next: events, within so many seconds (None: whenever they come); or to end, for a reason."""
+    """What an engine wants next: events of its study, or to end, for a reason.
+
+    It wants to be asked again once it has taken events, or after ``within`` seconds.
+    """
 
     within: float | None = None
     end: str | None = None
 
 
 class Engine:
-    """One study, from where its history stands until it is done, or a limit, or an interrupt."""
+    """One study, from where its history stands until it is done, or a limit, or an interrupt.
+
+    Where its executor serves other studies too, the engine is opened with the ``devices`` that are its own.
+    """
 
     def __init__(
         self,
@@ -59,7 +68,9 @@ class Engine:
         growing: Growing | None = None,
         shards: int = 1,
         watch: Callable[[History], None] | None = None,
+        devices: Collection[str] | None = None,
     ) -> None:
+        self.study = log.dir.name
         self.log, self.history, self.decider = log, history, decider
         self.executor, self.limits, self.watch = executor, limits, watch
         self.collecting = Collecting(history, states, log)
@@ -69,13 +80,15 @@ class Engine:
             schedule,
             self._log,
             self.clock,
-            self.collecting.intact,
+            self.collecting,
             pace=pace,
             spreads=spreads,
             growing=growing,
             goal="target" if any(isinstance(limit, Target) for limit in limits) else "end",
             shards=shards,
             later=decider.later,
+            study=self.study,
+            own=devices,
         )
         self.used = history.clock  # seconds, by earlier drivers
         self.interrupted = False
@@ -121,11 +134,9 @@ class Engine:
         self.placing.pace.open(self.used)
         self.placing.look()
         self.collecting.find()
-        for record in self.history.trials:
-            if record.status == "waiting":
-                self.placing.ask(record)
         for event in pending:
             self._log(event)
+        self.placing.take_up()
 
     def next(self) -> Wanted:
         """Place what can be placed, and say what is wanted next. At an end, every trial is made to leave first."""
@@ -134,7 +145,7 @@ class Engine:
             if reason is None:
                 self.placing.place()
                 if not self.placing.running and not self.placing.waiting:
-                    reason = "done"
+                    reason = "failed" if 0 < len(self.history.trials) == self.history.counts["failed"] else "done"
             if reason is not None:
                 self._ending, self._grace = reason, self.executor.now() + GRACE
                 self.placing.bundling.stop()
@@ -143,24 +154,28 @@ class Engine:
             over = left is not None and left <= 0  # a function between two reports: its last report stands
             return Wanted(left, self._ending if over or not self.placing.running else None)
         self.collecting.delete()
-        reasons_to_look = [soonest(self.limits, self.clock())]
-        if not self.executor.virtual:  # by the machine's clock, no step of a virtual one is too long to wait
-            reasons_to_look += [self.log.tick(), None if self.watch is None else WATCH]
-        return Wanted(min((s for s in reasons_to_look if s is not None), default=None))
-
-    def take(self, batch: Sequence[ExecutorEvent]) -> None:
-        """Log and apply what an executor says, in its order."""
-        for event in batch:
-            self._take(event)
-        if self.watch is not None and self._ending is None:
+        if self.watch is not None:
             self.history.clock = self.clock()
             self.watch(self.history)
+        reasons_to_look, look = [soonest(self.limits, self.clock())], self.log.look()
+        if not self.executor.virtual:  # by the machine's clock, no step of a virtual one is too long to wait
+            reasons_to_look += [self.log.tick(), look, None if self.watch is None else WATCH, LONGEST]
+        return Wanted(min((s for s in reasons_to_look if s is not None), default=None))
+
+    def take(self, batch: Sequence[ExecutorEvent]) -> bool:
+        """Log and apply this study's events of a batch, in their order; says whether there are any."""
+        own = [event for event in batch if self._owns(event)]
+        for event in own:
+            self._take(event)
+        return bool(own)
 
     def close(self, reason: str) -> None:
         """Lay the study down."""
+        self.placing.tell_solo(last=True)
         self._log(events.Ended(reason, self.clock()))
         self.log.sync()
         self.collecting.delete()
+        self.collecting.sweep()
         self.placing.pace.keep()
 
     def _reason(self) -> str | None:
@@ -170,6 +185,16 @@ class Engine:
         return next((limit.reason for limit in self.limits if limit.reached(self.history, clock)), None)
 
     # What comes up
+
+    def _owns(self, event: ExecutorEvent) -> bool:
+        """Whether an event is about a trial of this study, or about a device that the study may use."""
+        match event:
+            case DeviceAdded(device) | DeviceLost(device):
+                return self.placing.owns(device.name)
+            case Measured():
+                return self.placing.owns(event.device)
+            case _:
+                return event.study == self.study
 
     def _take(self, event: ExecutorEvent) -> None:
         if isinstance(event, DeviceLost):
@@ -185,6 +210,8 @@ class Engine:
         if isinstance(event, Parted):
             self.placing.elastic.parted(event)
             return
+        if isinstance(event, TrialFailed) and event.died:
+            self.collecting.died(event.trial, event.attempt)
         place = self.placing.running.get(event.trial)
         if place is None or place.members[event.trial].attempt != event.attempt:
             return  # an older attempt: discarded, so that nothing is reported twice
@@ -194,11 +221,11 @@ class Engine:
                 self.placing.acquit(event.trial)
             self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=place.mode == "processes")
             self._report(record, event)
-        elif isinstance(event, Saved):
+        elif isinstance(event, StateSaved):
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
-        elif isinstance(event, Finished):
-            self._finish(record, self.placing.left(event.trial).budget)
-        elif isinstance(event, Stopped):
+        elif isinstance(event, TrialFinished):
+            self._finish(record, place.members[event.trial].budget)
+        elif isinstance(event, TrialStopped):
             moved = place if event.trial in self.placing.bundling.moving else None  # else its bundle was too large
             self.placing.pace.stopped(event.trial, self.clock())
             self.placing.left(event.trial)
@@ -212,10 +239,15 @@ class Engine:
         else:
             own = self.placing.blames(event.trial, died=event.died)
             self.placing.left(event.trial)
-            self._fail(record, event, own)
+            if event.lost:
+                self.collecting.lose(event.lost)
+            self._fail(record, event, own and not event.lost)
 
     def _report(self, record: TrialRecord, report: Report) -> None:
         metric = self.history.metric
+        for name in report.metrics:
+            if not isinstance(name, str) or name != legible(name):
+                raise StudyError(f"A metric's name must be text that can be printed, got {shown(name)}.")
         if metric not in report.metrics:
             said = _unknown_metric(metric, tuple(report.metrics))
             raise StudyError(f"{said} That was trial {record.number}, unit {report.unit}: report it with every unit.")
@@ -229,22 +261,23 @@ class Engine:
             self._log(events.Saved(record.number, report.attempt, report.state, self.clock()))
 
     def _finish(self, record: TrialRecord, budget: int) -> None:
+        if record.curve and record.status != "waiting" and record.reported < budget:
+            # A function that returned early: its last metrics stand for its budget.
+            last = {k: v for k, v in record.curve[-1].items() if k != "budget"}
+            self._log(events.Reported(record.number, record.attempt, budget, last, None, Usage(), self.clock()))
+        self.placing.left(record.number)
+        self.history.turns.settle()
         if record.status == "waiting":
             self.placing.ask(record)  # asked for again while it was leaving
-        elif record.reported >= budget:
-            return
         elif not record.curve:
             error = "The function returned without reporting: call trial.report(step, metric=value) once a unit."
             self._log(events.Failed(record.number, record.attempt, error, True, self.clock()))
-        else:  # a function that returned early: its last metrics stand for its budget
-            last = {k: v for k, v in record.curve[-1].items() if k != "budget"}
-            self._log(events.Reported(record.number, record.attempt, budget, last, None, Usage(), self.clock()))
 
-    def _fail(self, record: TrialRecord, event: Failed, own: bool) -> None:
+    def _fail(self, record: TrialRecord, event: TrialFailed, own: bool) -> None:
         if event.died and record.reported >= record.granted:
             return  # it was about to leave: there is nothing to train again
         final = own and (not event.died or record.deaths >= RETRIES)
-        error = event.error
+        error = legible(event.error)
         if final and event.died:
             error = f"{error}, and so did {RETRIES} retries"
         self._log(events.Failed(record.number, event.attempt, error, final, self.clock(), own))
@@ -257,9 +290,10 @@ class Engine:
         if isinstance(event, events.Asked):
             self._check(event)
         self.log.append(event)
-        best, settled = self.history.best, self.history.settled
+        kept = self.history.kept_or_next
         self.history.apply(event)
         self.decider.search.apply(event)
+        say(self.study, event, self.history)
         if isinstance(event, events.Asked):
             self.placing.ask(self.history.trials[event.trial])
             self.collecting.look(event.trial)
@@ -270,10 +304,10 @@ class Engine:
                 self.collecting.look(number)
         elif isinstance(event, events.Failed) and event.final:
             self.collecting.look(event.trial)
-        if best is not self.history.best and best is not None:
-            self.collecting.look(best.number)
-        if settled is not self.history.settled and settled is not None:
-            self.collecting.look(settled.number)
+        if kept != (now := self.history.kept_or_next):
+            for record in kept:
+                if record not in now:
+                    self.collecting.look(record.number)
         self.collecting.release()
         if (report := told(event, self.history)) is not None:
             for decision in self.decider.after(report):
@@ -301,20 +335,20 @@ class Engine:
         errors: list[Exception] = []
         for config in configs:
             try:
-                (description,) = self.executor.describe([config], train=True)
-            except PenstockError:
-                raise
+                (description,) = self.executor.describe([config], train=True, study=self.study)
             except Exception as error:
+                if isinstance(error, PenstockError) and not isinstance(error, TaskError):
+                    raise
                 errors.append(error)
                 continue
             metric = opened.settings["metric"]
             if description.metrics is not None and metric not in description.metrics:
                 raise StudyError(_unknown_metric(metric, description.metrics))
             return
-        first = "".join(traceback.format_exception(errors[0])).strip()
-        raise TaskError(
-            f"The task failed in a dry batch of each of the first {len(configs)} configs. With {configs[0]}:\n{first}"
-        )
+        if isinstance(errors[0], TaskError):
+            raise errors[0]
+        said = f"The task failed in a dry batch of each of the first {len(configs)} configs"
+        raise TaskError(f"{said}. With {configs[0]}:\n{trace(errors[0])}")
 
 
 def _unknown_metric(metric: str, known: tuple[str, ...]) -> str:

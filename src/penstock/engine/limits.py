@@ -60,6 +60,20 @@ class Deadline:
         return self.seconds - clock
 
 
+@dataclass(frozen=True)
+class Failures:
+    """The most trials that may fail, over all drivers of a study."""
+
+    most: int
+    reason: ClassVar[str] = "failed"
+
+    def reached(self, history: History, clock: float) -> bool:
+        return history.counts["failed"] > self.most
+
+    def left(self, clock: float) -> float | None:
+        return None
+
+
 def soonest(limits: Sequence[Limit], clock: float) -> float | None:
     """Seconds until the first limit that is a matter of time, None where there is none.
 

@@ -1,20 +1,23 @@
-"""The one way down, from a waiting trial to a device: what the scheduler assigns becomes bundles.
+"""The one way from a waiting trial to a device: the scheduler's assignments become bundles.
 
-A trial that is given a part of a device shares a bundle with the other trials there, fused where they are of one
-signature and in processes of their own where not. A whole device is solo, several are distributed. Every run goes this
-way, real or simulated, whatever its scheduler and its modes (invariant 10).
+A trial with a part of a device shares a bundle with the other trials there. The bundle is fused where all of them have
+one signature; otherwise each trial has a process of its own. A trial with one whole device trains solo, and a trial
+with several devices is distributed. Every run goes this way, real or simulated, whatever its scheduler and its modes
+(invariant 10).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
+from typing import Protocol
 
 from penstock.bundle import BundleMode, Measured, Placement
 from penstock.engine.bundling import Bundling, Place
 from penstock.engine.clocking import Pace
 from penstock.engine.descriptions import Descriptions
 from penstock.engine.elastic import Elastic
+from penstock.engine.origins import Origin, origin
 from penstock.engine.queue import Queue
 from penstock.engine.sharded import Shards
 from penstock.engine.suspects import Suspects
@@ -23,13 +26,14 @@ from penstock.executors.base import Executor
 from penstock.log import events
 from penstock.log.events import Event
 from penstock.log.history import History, TrialRecord
+from penstock.log.turns import Turn
 from penstock.scheduling.base import Assignment, Goal, Holding, Scheduler, View
 from penstock.scheduling.grouping import by_position
 from penstock.scheduling.growing import Growing
 from penstock.scheduling.nodes import together
 from penstock.trial import Later, StateRef
 
-MANY = 64  # devices, of which not every change is looked at while trials move
+MANY = 64  # with more devices a decision takes long, so none is made while trials move and none waits
 
 
 def nothing_later(group: str) -> tuple[Later, ...]:
@@ -37,8 +41,18 @@ def nothing_later(group: str) -> tuple[Later, ...]:
     return ()
 
 
+class Keeper(Protocol):
+    """Knows the states that there are."""
+
+    def intact(self, state: StateRef) -> bool:
+        """Whether a state is there and whole."""
+
+    def tell(self, record: TrialRecord, lost: StateRef, begins: str) -> None:
+        """Say which trial lost its state, and how it goes on."""
+
+
 class Placing:
-    """Who waits and who runs, and what the executor is told of it; ``log`` takes a line before it takes effect."""
+    """The waiting and running trials, and the orders to the executor; ``log`` takes an event before it takes effect."""
 
     def __init__(
         self,
@@ -47,7 +61,7 @@ class Placing:
         schedule: Scheduler,
         log: Callable[[Event], None],
         clock: Callable[[], float],
-        intact: Callable[[StateRef], bool],
+        keeper: Keeper,
         *,
         pace: Pace | None = None,
         spreads: bool = False,
@@ -55,35 +69,35 @@ class Placing:
         goal: Goal = "end",
         shards: int = 1,
         later: Callable[[str], tuple[Later, ...]] = nothing_later,
+        study: str = "",
+        own: Collection[str] | None = None,
     ) -> None:
         self.executor, self.history, self.schedule = executor, history, schedule
-        self.log, self.clock, self.intact = log, clock, intact
+        self.log, self.clock, self.keeper = log, clock, keeper
         self.pace, self.goal = pace or Pace(), goal
+        self._own = own  # the devices that are this study's, where the executor serves others too
         self.suspects = Suspects()
         self.descriptions = Descriptions(
-            lambda configs, trials: executor.describe(configs, train=False, trials=trials),
+            lambda configs, trials: executor.describe(configs, train=False, trials=trials, study=study),
             warns=self.pace.model.sharing != "never",
         )
         self.shards = Shards(shards) if shards > 1 else None
         self.queue = Queue(history, self.descriptions, self.pace, self.suspects, later, shards if shards > 1 else 0)
-        self.bundling = Bundling(executor.place, clock, self.pace)
+        self.bundling = Bundling(executor.place, clock, self.pace, study)
+        self.running = self.bundling.running  # the bundle of each trial that runs
         self.elastic = Elastic(self, growing or Growing(), spreads=spreads)
         self.changed = True
+        self._cut_off: dict[int, Turn] = {}  # trials that ran when the last driver ended, until they are placed
 
     @property
     def waiting(self) -> bool:
         """Whether a trial waits."""
         return bool(self.queue.waiting)
 
-    @property
-    def running(self) -> dict[int, Place]:
-        """The bundle of each trial that runs."""
-        return self.bundling.running
-
-    # Who comes and who goes
+    # Trials and devices that come and go
 
     def ask(self, record: TrialRecord, *, moved: Place | None = None) -> None:
-        """A trial waits for devices; one that still leaves its bundle is queued when it has left."""
+        """Queue a trial for devices; a trial that is still in its bundle asks again when it leaves."""
         if record.number in self.running:
             return
         there = None if moved is None else self.bundling.devices.get(moved.devices[0])
@@ -91,13 +105,13 @@ class Placing:
         self.changed = True
 
     def left(self, trial: int) -> Placement:
-        """A trial is no longer in its bundle."""
+        """A trial has left its bundle; gives its placement there."""
         self.changed = True
         return self.bundling.left(trial)
 
     def look(self) -> None:
-        """See which devices there are, and log it where that changed."""
-        devices = {device.name: device for device in self.executor.devices()}
+        """See which devices there are, and log them where they have changed."""
+        devices = {device.name: device for device in self.executor.devices() if self.owns(device.name)}
         if devices == self.bundling.devices:
             return
         self.pace.look(devices)
@@ -105,90 +119,150 @@ class Placing:
         self.bundling.look(devices)
         self.changed = True
 
-    def lose(self, device: str) -> None:
-        """A device is gone; it may be back already. Trials that run there are told of later.
+    def owns(self, device: str) -> bool:
+        """Whether the study may use a device: any, unless it was opened with some of them."""
+        return self._own is None or device in self._own
 
-        A scheduler is not shown them: there is nothing to decide.
+    def lose(self, device: str) -> None:
+        """A device is gone, or was gone and is back already. Events about the trials that run there follow.
+
+        Until then a scheduler does not see these trials: there is nothing to decide about them.
         """
         self.bundling.lose(device)
         self.changed = True
         self.look()
 
     def measured(self, event: Measured) -> list[str]:
-        """A worker knows what sharing or spreading costs the trials of a signature; gives what was smoothed or cut."""
+        """Take a worker's measurement of sharing or spreading; gives notes on values that were smoothed or cut."""
         said = self.pace.measured(event)
         self.changed = True
         if event.kind == "scaling":
             self.elastic.settle(event.signature)
         else:
             if event.way == "solo" and event.size == 1:
-                self.descriptions.say(event.reason, logged=True)
+                self.descriptions.failed(event.signature, event.reason)
             size = self.pace.size(event.signature, event.device)
             self.bundling.shrink(event.signature, size or event.size, self.pace.alike(event.device))
         return said
 
     def blames(self, trial: int, *, died: bool) -> bool:
-        """Whether a running trial's failure is its own: not where its device was lost, nor where it died with others.
+        """Whether a failed trial is at fault: it is not where its device was lost, or where it died with other trials.
 
-        Trials that died together are suspects then, until the one that kills its worker is alone with it.
+        Trials that died together are suspects, until the trial that kills its worker is alone in a bundle.
         """
         place = self.running[trial]
         if trial in self.bundling.lost:
             return False
         if not died or place.mode not in ("fused", "packed") or (len(place.members) == 1 and not place.torn):
             return True
-        place.torn = True  # the last of them that is told of is alone here by then
+        place.torn = True  # by the time the last of these deaths is reported, its trial is alone here
         self.suspects.fell(place.name, trial)
         return False
 
     def acquit(self, trial: int) -> None:
-        """A running trial came further: it may be with any other of its signature again."""
+        """A suspect that reports is no suspect: it may be fused with any other trial of its signature again."""
         if self.suspects.half(trial):
             self.suspects.acquit(trial)
             self.bundling.relabel(trial, self.descriptions.of(trial).signature or "")
             self.changed = True
 
+    def tell_solo(self, *, last: bool = False) -> None:
+        """Log how many trials train solo and why, where that is new."""
+        if said := self.descriptions.news(last=last):
+            self.log(events.Measured(events.SOLO, "", "sharing", {}, 1, said, "solo", self.clock()))
+
+    def take_up(self) -> None:
+        """Queue every trial that the log leaves waiting or running."""
+        self.queue.take_up()
+        self._cut_off = dict(self.history.turns.running)
+        self.changed = True
+
     # Placing
 
     def place(self) -> None:
-        """Carry out what the scheduler assigns; without devices every trial waits until one comes."""
+        """Carry out the scheduler's assignments; without devices, every trial waits until a device comes."""
         changed = self.changed
         if self.bundling.devices:
+            if self._cut_off:
+                self._form_again()
             self.elastic.enter()
-            if self.changed and (self.waiting or self.running):
+            while self.changed and (self.waiting or self.running):
                 self._decide()
-        if changed and self.executor.flexible:
+                if self.running:
+                    break  # otherwise every trial that was to begin has failed, and others may have come
+        if changed and self.executor.flexible and self._own is None:
             self.elastic.request()
+
+    def _form_again(self) -> None:
+        """On one device, form the bundle again that was cut off: the same trials in their order, from their last state.
+
+        So reports come in the order in which they would have come (invariant 4). On several devices that order depends
+        on the clock in any case. A trial that has reported its budget is still there when others are placed, and leaves
+        then: that is the order of a run that is not cut off.
+        """
+        cut_off, self._cut_off = self._cut_off, {}
+        turns, devices = self.history.turns, self.bundling.devices
+        leaving, there, formed = list(turns.leaving), list[int](), dict[str, Place]()
+        self.queue.describe(devices.values(), cut_off)
+        for trial, turn in cut_off.items():
+            one, bytes = Assignment(trial, turn.devices, turn.share), self.queue.waiting[trial].bytes
+            alike = len(devices) == 1 and set(turn.devices) == devices.keys() and self.bundling.fits(one, bytes)
+            if trial in leaving:
+                demand = self.queue.pop(trial)
+                if alike:
+                    self.bundling.enter(self._bundle(one), demand, self._done(trial), one)
+                    self.running[trial].leaving.add(trial)
+                    there.append(trial)
+            elif alike and (place := self.enter(one)) is not None:
+                formed[place.name] = place
+        for place in formed.values():
+            self.bundling.declare(place)
+        if there:
+            self._decide()
+        for trial in there:
+            self.left(trial)
+        turns.settle()
+        for trial in leaving:
+            if self.history.trials[trial].status == "waiting":
+                self.ask(self.history.trials[trial])
+
+    def _done(self, trial: int) -> Placement:
+        record = self.history.trials[trial]
+        return Placement(trial, record.attempt, record.config, record.reported)
 
     def _decide(self) -> None:
         bundling = self.bundling
         if bundling.moving and not self.waiting and len(bundling.devices) > MANY:
-            return  # trials that are to move go first; then all is decided anew
+            return  # once the moving trials have left, all is decided anew
         self.changed = False
         if self.shards is not None and self.waiting and not self.shards.enough(bundling.devices, self.executor):
             return
         self.queue.describe(bundling.devices.values())
-        for reason in self.descriptions.refusals():
-            self.log(events.Measured("", "", "sharing", {}, 1, reason, "solo", self.clock()))
-        demands = self.queue.described(but=self.elastic.destined)
+        self.tell_solo()
+        if bundling.room:
+            self._assign()
+        if self.waiting:
+            self.elastic.give_back()
+        elif not bundling.moving:
+            self.elastic.use_idle()
+        if not self.running and self.waiting and not self.changed:
+            raise StudyError(
+                f"{self.schedule.__name__} gives nothing that fits to any of the {len(self.queue.waiting)} trials that "
+                f"wait, although nothing runs on the {len(bundling.devices)} devices."
+            )
+
+    def _assign(self) -> None:
+        """Ask the scheduler, and carry out its assignments."""
+        bundling, demands = self.bundling, self.queue.described(but=self.elastic.destined)
         made = self.schedule(self.view(), demands, self.pace.speed())
         made = together(by_position(made, demands), bundling.assigned, bundling.devices)
         moved = [self.running[one.trial] for one in made if one.trial in self.running and bundling.move(one.trial)]
         begun = self._start([one for one in made if one.trial in self.queue.waiting])
         for place in dict.fromkeys([*moved, *begun]):
             bundling.declare(place)
-        if self.waiting:
-            self.elastic.give_back()
-        elif not bundling.moving:
-            self.elastic.use_idle()
-        if not self.running and self.waiting:
-            raise StudyError(
-                f"{self.schedule.__name__} gives nothing that fits to any of the {len(self.queue.waiting)} trials that "
-                f"wait, although nothing runs on the {len(bundling.devices)} devices."
-            )
 
     def _start(self, made: list[Assignment]) -> Iterator[Place]:
-        """Begin the trials that have room now; a trial whose company is still leaving waits."""
+        """Start the trials whose devices have room now; a trial waits while others still leave its devices."""
         company: dict[str, int] = {}
         for one in made:
             for name in one.devices:
@@ -196,7 +270,7 @@ class Placing:
         for one in made:
             if self.bundling.fits(one, self.queue.waiting[one.trial].bytes):
                 lonely = company[one.devices[0]] == 1 and self._size(one) is None
-                # A lone trial shows nothing of fusing: it has its device, until there is company to measure with.
+                # A lone trial cannot measure fusing, so it has its device to itself.
                 place = self.enter(replace(one, share=1.0) if one.share < 1 and lonely else one)
                 if place is not None:
                     yield place
@@ -205,7 +279,14 @@ class Placing:
         return self.pace.size(self.descriptions.of(one.trial).signature or "", one.devices[0])
 
     def enter(self, one: Assignment) -> Place | None:
-        """Let a trial into the bundle that its assignment means; None where its state is gone for good."""
+        """Put a trial into the bundle that its assignment calls for; None where the trial's state is gone for good."""
+        if len(one.devices) > 1 and self.shards is None and self._origin(one.trial).legs:
+            one = replace(one, devices=one.devices[:1], share=1.0, measure=False)  # legs are trained on one device
+        place = self._bundle(one)
+        return place if self._begin(place, one) else None
+
+    def _bundle(self, one: Assignment) -> Place:
+        """The bundle that an assignment calls for: the one that is on its devices, or a new one."""
         signature = self.descriptions.of(one.trial).signature or ""
         others = self.bundling.on(one.devices[0])
         if one.share >= 1:
@@ -223,36 +304,43 @@ class Placing:
             place = self.bundling.make(one.devices, "fused" if signature else "processes", signature)
             place.size = self._size(one)
             place.reason = self.pace.reason(signature, one.devices[0])
-        return place if self._begin(place, one) else None
+        return place
 
     def _begin(self, place: Place, one: Assignment) -> bool:
-        """Log that a trial enters a bundle; not where its state is gone for good."""
+        """Log that a trial enters a bundle, and enter it; False where the trial's state is gone for good."""
         demand = self.queue.pop(one.trial)
         self.elastic.destined.pop(one.trial, None)
         record = self.history.trials[one.trial]
-        state, attempt = record.state or record.start, record.attempt + 1
-        if state is not None and not self.intact(state):
-            if record.copied_at >= 0:
-                error = f"Its state {state.file} is gone, and it had taken over another trial's: it cannot begin again."
-                self.log(events.Failed(one.trial, record.attempt, error, True, self.clock()))
-                return False
-            state = None  # it begins again and repeats exactly; what it reports again is not logged twice
+        begins, attempt = self._origin(one.trial), record.attempt + 1
+        state, legs, lost = begins
+        if lost is not None and legs and self.shards is not None:
+            error = f"had taken over the lost state {lost.file}, and one device cannot train its donor again: it failed"
+            self.keeper.tell(record, lost, error)
+            self.log(events.Failed(one.trial, record.attempt, f"It {error}.", True, self.clock()))
+            self.changed = True  # its devices are free for other trials
+            return False
+        if lost is not None:
+            self.keeper.tell(record, lost, begins.said)
         self.log(
             events.Placed(one.trial, attempt, place.devices, place.mode, state, self.clock(), one.share, record.variant)
         )
-        inherited = state is not None and state == record.start
+        inherited = bool(legs) or (state is not None and state == record.start)
+        since = self.history.turns.since(one.trial)
         placement = Placement(
-            one.trial, attempt, record.config, record.granted, state, inherited, one.share, record.variant
+            one.trial, attempt, record.config, record.granted, state, inherited, one.share, record.variant, legs, since
         )
         self.bundling.enter(place, demand, placement, one)
         if one.measure:
             self.pace.unlike(one.trial)
         return True
 
+    def _origin(self, trial: int) -> Origin:
+        return origin(self.history.trials[trial], self.keeper.intact)
+
     # For schedulers
 
     def view(self) -> View:
-        """What a scheduler is shown."""
+        """The devices, their room and the running trials, as a scheduler sees them."""
         bundling = self.bundling
         return View(
             bundling.devices,
@@ -266,7 +354,7 @@ class Placing:
 
 
 class _Holdings(Mapping[int, Holding]):
-    """Who runs, with what is left to do now; made when it is looked at."""
+    """The running trials with the units that they have left; a holding is made when it is looked at."""
 
     def __init__(self, placing: Placing) -> None:
         self._placing, self._bundling = placing, placing.bundling
@@ -276,7 +364,7 @@ class _Holdings(Mapping[int, Holding]):
         record, place = placing.history.trials[trial], bundling.running[trial]
         units = record.granted - record.reported
         done = placing.pace.done(trial, place.share, placing.clock())
-        if units < 1:  # it has reported its budget, and is about to leave
+        if units < 1:  # the trial has reported its budget, and is about to leave
             units, done = 1, 0.99
         return Holding(replace(bundling.demands[trial], units=units), bundling.assigned[trial], done, place.share)
 

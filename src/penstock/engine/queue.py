@@ -1,9 +1,9 @@
-"""Who waits: trials that were asked for and have no devices, each as the demand that a scheduler is shown."""
+"""The waiting trials: they were asked for and have no devices; each is a demand that a scheduler sees."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from itertools import islice
 
 from penstock.bundle import Device
 from penstock.engine.clocking import Pace
@@ -13,13 +13,14 @@ from penstock.log.history import History, TrialRecord
 from penstock.scheduling.base import Demand
 from penstock.trial import Later
 
-AHEAD = 128  # trials a device that are described before there is room for them: describing one makes its model
+AHEAD = 128  # trials for each device that are described at a time: describing a trial makes its model
 
 
 class Queue:
-    """The trials that wait, in the order of asking.
+    """The waiting trials, in the order of asking.
 
-    ``later`` gives the rungs that follow a group, and ``width`` is the number of devices of trials that have no choice.
+    ``later`` gives the rungs that follow a group. ``width`` is the number of devices that each trial must have, 0 where
+    a scheduler chooses it.
     """
 
     def __init__(
@@ -35,16 +36,29 @@ class Queue:
         self.suspects, self.later, self.width = suspects, later, width
         self.waiting: dict[int, Demand] = {}
         self._asked = 0  # how often a trial was queued
-        self._new: dict[int, None] = {}  # trials that were not described since they were asked for
+        self._new: dict[int, None] = {}  # waiting trials whose demands lack a description, in the order of asking
         self._largest = 0  # the memory of the largest device
 
-    def add(self, record: TrialRecord, *, moved: bool = False, type: str = "") -> None:
-        """A trial waits for devices.
+    def take_up(self) -> None:
+        """Queue the trials that the log leaves waiting or running, in the order of asking."""
+        turns = self.history.turns
+        self.waiting.clear()
+        self._new.clear()
+        asked = {**turns.waiting, **{trial: turn.asked for trial, turn in turns.running.items()}}
+        for trial, self._asked in sorted(asked.items(), key=lambda one: one[1]):
+            self._queue(self.history.trials[trial])
+        self._asked = turns.asked
 
-        One that was ``moved`` out of a bundle is to have what suits the trials that are there, whatever may follow, and
-        devices of the same ``type``.
+    def add(self, record: TrialRecord, *, moved: bool = False, type: str = "") -> None:
+        """Queue a trial for devices.
+
+        A trial that was ``moved`` out of a bundle gets the share that suits the present trials, as if no further trials
+        joined its group. It is to get devices of the ``type`` that it had.
         """
         self._asked += 1
+        self._queue(record, moved=moved, type=type)
+
+    def _queue(self, record: TrialRecord, *, moved: bool = False, type: str = "") -> None:
         self._new[record.number] = None
         self.waiting[record.number] = Demand(
             record.number,
@@ -59,11 +73,14 @@ class Queue:
             width=self.width,
         )
 
-    def describe(self, devices: Collection[Device]) -> None:
-        """Learn what the first trials that wait are like."""
+    def describe(self, devices: Collection[Device], also: Collection[int] = ()) -> None:
+        """Ask for the descriptions of the first waiting trials, and ``also`` of some others; complete their demands."""
         self.suspects.bisect()
+        if not self._new:
+            return
         self._largest = max(device.memory for device in devices)
-        first = [trial for trial in self.waiting if trial in self._new][: AHEAD * len(devices)]
+        next_ones = islice(self._new, AHEAD * len(devices))
+        first = list(dict.fromkeys([*(trial for trial in also if trial in self._new), *next_ones]))
         for trial in self.descriptions.learn(self.history.trials[trial] for trial in first):
             self.pace.know(trial, self.descriptions.of(trial).signature or "")
         for trial in first:
@@ -74,19 +91,21 @@ class Queue:
         description, record = self.descriptions.of(demand.trial), self.history.trials[demand.trial]
         state = record.state or record.start
         half = self.suspects.half(demand.trial)
-        return replace(
-            demand,
-            bytes=max(description.bytes or 0, min(description.beside, self._largest)),
-            signature=f"{description.signature or ''}{f' half {half}' if half else ''}",
-            position=(0, 0) if state is None else (state.unit, state.step),
-            load=description.batch_size,
-        )
+        known = {
+            "bytes": max(description.bytes or 0, min(description.beside, self._largest)),
+            "signature": f"{description.signature or ''}{f' half {half}' if half else ''}",
+            "position": (0, 0) if state is None else (state.unit, state.step),
+            "load": description.batch_size,
+        }
+        return Demand(**{**vars(demand), **known})  # `replace` takes twice as long
 
     def described(self, but: Collection[int]) -> list[Demand]:
-        """The demands that a scheduler is shown: those of described trials, without some."""
+        """The demands that a scheduler sees: the demands of all described trials ``but`` some."""
+        if not self._new and not but:
+            return list(self.waiting.values())
         return [demand for trial, demand in self.waiting.items() if trial not in self._new and trial not in but]
 
     def pop(self, trial: int) -> Demand:
-        """A trial waits no longer."""
+        """Take a trial out of the queue."""
         self._new.pop(trial, None)
         return self.waiting.pop(trial)

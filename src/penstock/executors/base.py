@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from penstock.bundle import Bundle, BundleMode, Description, Device, Request, WorkerEvent
+from penstock.bundle import Bundle, BundleMode, Description, Device, Job, Request, WorkerEvent
+from penstock.errors import StudyError
 from penstock.trial import Config
 
 
@@ -32,14 +33,17 @@ class Executor(ABC):
 
     - ``place`` declares what a bundle should hold. Called again with the same name, it changes the bundle at the next
       boundary: a larger budget for the same attempt extends its grant, other placements replace the ones that are
-      gone, and no placements at all stop the bundle. Every trial that is made to leave is told as ``Stopped``, with a
-      state where one can be saved.
+      gone, and no placements at all stop the bundle. Every trial that is made to leave is told as ``TrialStopped``,
+      with a state where one can be saved.
     - A worker never trains past a grant. It writes a state when a trial reports its budget and when a trial leaves. In
       between it writes states as often as costs under 1% of training.
     - ``wait`` gives events in the order in which they happened on each device: reports in the order of their units,
       then one of finished, stopped or failed per placement, and no event of that attempt after it. An empty list means
       that the timeout has passed or ``wake`` was called.
-    - A worker that dies loses no report that was sent; each of its trials is told as ``Failed(died=True)``.
+    - A worker that dies loses no report that was sent; each of its trials is told as ``TrialFailed(died=True)``.
+    - An executor is made for one study. Others may ``join`` it where it can serve several. A bundle and the events of
+      its trials name their study. A device serves one study at a time: a bundle that is placed where trials of another
+      study train is refused.
     - Workers exit when their driver does.
     - ``flexible`` says that requests change which devices there are, and ``scales`` that nodes come and go with them.
       ``provisioning`` is the seconds that a device takes to come once it is asked for: 0 where all devices are there,
@@ -54,9 +58,13 @@ class Executor(ABC):
     scales: bool = False
     provisioning: float = 0.0
 
+    def join(self, job: Job) -> None:
+        """Serve another study too, before its first bundle is placed."""
+        raise StudyError(f"{type(self).__name__} serves one study: use worker processes or a simulated cluster.")
+
     @abstractmethod
     def devices(self) -> Sequence[Device]:
-        """The devices there are now."""
+        """The devices there are now, for all studies together."""
 
     @abstractmethod
     def place(self, bundle: Bundle) -> None:
@@ -71,8 +79,10 @@ class Executor(ABC):
         """Make ``wait`` return at the next boundary; may be called from a signal handler."""
 
     @abstractmethod
-    def describe(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
-        """What trials of these configs are like, found out in a worker.
+    def describe(
+        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), study: str = ""
+    ) -> list[Description]:
+        """What a study's trials of these configs are like, found out in a worker.
 
         ``trials`` are their numbers, where they are known: a worker may then keep what it makes of a trial until the
         trial is placed there.
@@ -97,3 +107,19 @@ class Executor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop the workers at once."""
+
+
+def refuse_twins(job: Job, there: Collection[str]) -> None:
+    """Refuse a study that has the name of another."""
+    if job.study in there:
+        raise StudyError(f"Expected a study of another name than {job.study!r}, which this executor serves already.")
+
+
+def refuse_collision(bundle: Bundle, there: Collection[str]) -> None:
+    """Refuse a bundle on devices where trials of these studies train, if it is another study's."""
+    for study in there:
+        if study != bundle.study:
+            raise StudyError(
+                f"Study {bundle.study!r} places {bundle.name} on {', '.join(bundle.devices)}, where trials of study "
+                f"{study!r} train: open each study's engine with devices of its own."
+            )

@@ -46,7 +46,9 @@ class LocalExecutor(Executor):
     def wake(self) -> None:
         self._woken = True
 
-    def describe(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
+    def describe(
+        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), study: str = ""
+    ) -> list[Description]:
         return self._worker.describe_all(configs, train=train, trials=trials)
 
     def now(self) -> float:

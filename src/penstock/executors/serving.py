@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 import queue
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from penstock.errors import trace
 
 if TYPE_CHECKING:
     from penstock.training.worker import Worker
@@ -42,10 +43,10 @@ def _as_sent(error: Exception) -> Exception:
 
     An error of the user's own class may not be picklable: a RuntimeError that names the class takes its place.
     """
-    trace = traceback.format_exc()
+    text = trace(error)
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
         error = RuntimeError(f"{type(error).__qualname__}: {error}")
-    error.add_note(trace)
+    error.add_note(text)
     return error

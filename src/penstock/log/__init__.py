@@ -1,1 +1,1 @@
-"""The event log, and what is folded from it."""
+"""The event log, and its folds: history, states, timeline, changes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,12 @@ def changes(past: Sequence[Event], now: dict[str, Any], grows: bool, allowed: bo
             f"Study {before['name']!r} halves {before['trials']} trials, got trials={now['trials']}: its rungs "
             "are made from that number, so start a new study under another name."
         )
+    if now.get("kind") == "task" and before.get("draws", 1) != now.get("draws"):
+        warnings.warn(
+            f"Study {before['name']!r} was begun by a Penstock that keyed no random function but dropout. Trials whose "
+            "model or loss calls others, such as torch.randn, go on with other numbers than they began with.",
+            stacklevel=2,
+        )
     changed = [name for name in CHANGEABLE if before[name] != now[name]]
     if changed and not allowed:
         said = "; ".join(
@@ -70,9 +77,11 @@ def check_configs(past: Sequence[Event], space: Space) -> None:
                 ) from None
 
 
-def check_states(past: Sequence[Event], history: History, dir: Path, place: str | None, allowed: bool) -> None:
+def check_states(
+    past: Sequence[Event], history: History, states: States, dir: Path, place: str | None, allowed: bool
+) -> None:
     """Refuse a place that holds another study's states, or that lacks states which this study needs."""
-    states, opened = States.of_study(dir, place), [event.settings for event in past if isinstance(event, Opened)]
+    opened = [event.settings for event in past if isinstance(event, Opened)]
     if not opened:
         if place is not None and states.names():
             raise StudyError(
@@ -86,16 +95,14 @@ def check_states(past: Sequence[Event], history: History, dir: Path, place: str 
     missing = [
         record for record in history.trials if any(states.size(r.file) != r.bytes for r in _all(record, history))
     ]
-    bound = [r for r in missing if r.copied_at >= 0 and r.status in ("waiting", "running", "paused")]
-    if not missing or (allowed and not bound):
+    if not missing or allowed:
         return
     back = "leave states= (--states) out" if before is None else f"give states={before!r} (--states)"
-    anew = "or let those trials begin again with allow_changes=True (--allow-changes)."
-    if bound:
-        anew = f"for trial {bound[0].number} had taken over another trial's and cannot begin again."
+    there = States.of_study(dir, before, opened[-1].get("home"))
     raise StudyError(
-        f"Study {dir.name!r} has its states in {States.of_study(dir, before)}, got {states}, where those of "
-        f"{len(missing)} trials are missing: {back}, or copy them there, {anew}"
+        f"Study {dir.name!r} has its states in {there}, got {states}, where the states of {len(missing)} trials are "
+        f"missing: {back}, or copy them there, or let those trials begin again with allow_changes=True "
+        "(--allow-changes)."
     )
 
 

@@ -1,26 +1,59 @@
-"""The event log: append-only JSON lines, the truth about a study.
+"""The events of a study, their lines in the log, and how a log is read.
 
-Every decision, report, placement and failure is a line here before it takes effect. A line reaches the operating
-system in one ``write`` before ``append`` returns, so SIGKILL loses none; ``fsync`` follows at least each second, so a
-power loss takes at most a second. Every line carries its number, so a line that is missing inside is noticed.
+Every line carries its number, so a line that is missing inside is noticed; and a sum of its text, so a changed byte is.
+A line of versions 1 and 2 has no sum. There, as everywhere, each value must have its field's type, and each event must
+fit the events before it: code that takes events from a reader can rely on that.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
+import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
+from zlib import crc32
 
 from penstock.errors import LogError
-from penstock.trial import StateRef, Usage, plain
+from penstock.log import fields
+from penstock.log.states import NAME
+from penstock.trial import Mode, StateRef, Usage, plain
 
-VERSION = 2
+VERSION = 3
+SUMMED = 3  # the first version whose lines have sums
+
+
+class _FirstSettings(TypedDict):
+    name: str
+    file: str | None
+    task: str
+    source: str
+    space: Any
+    metric: str
+    mode: Mode
+    algorithm: str
+    max_budget: int
+    sampler: str | None
+    seed: int
+    trials: int | None
+    deadline: float | None
+    target: float | None
+
+
+class Settings(_FirstSettings, total=False):
+    """The settings that every log has, and settings that came later; a driver may log further ones."""
+
+    log: int
+    began: float | None
+    kind: str | None
+    keep: int | None
+    mode_from: str | None
+    max_failures: int | None
+    states: str | None
+    home: str | None
+    run: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -80,6 +113,9 @@ class Devices:
 Kind = Literal["sharing", "scaling"]
 
 
+SOLO = "solo"
+
+
 @dataclass(frozen=True)
 class Measured:
     """A worker's measurement of a signature's trials on its device: seconds by count, and the best count.
@@ -87,7 +123,7 @@ class Measured:
     For "sharing" the ``table`` has the seconds of one step of a whole bundle by the number of its trials. For "scaling"
     it has the seconds of one step of one trial by the number of its devices. It is empty where nothing was timed.
     ``way`` says how the step is computed, such as "native". The engine sets ``clock``, the study's time: a worker does
-    not know it.
+    not know it. With ``SOLO`` for a signature, it is the engine's line on how many trials train solo and why.
     """
 
     signature: str
@@ -102,7 +138,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Reported:
-    """A trial reported metrics; ``state`` is set where one was saved at that unit."""
+    """A trial reported metrics; ``state`` names the state that was saved at that unit, if one was."""
 
     trial: int
     attempt: int
@@ -173,36 +209,60 @@ _KINDS: dict[str, type] = {
 def encode(event: Event, number: int) -> str:
     """One line of the log, without its newline."""
     body = {"n": number, "event": type(event).__name__.lower(), **vars(event)}
-    return json.dumps(body, default=_default, separators=(",", ":"))
+    return _summed(_ENCODER.encode(body)[:-1])
 
 
 def _default(value: Any) -> Any:
     return vars(value) if isinstance(value, StateRef | Usage) else plain(value)
 
 
+_ENCODER = json.JSONEncoder(default=_default, separators=(",", ":"))
+
+
+def _summed(text: str) -> str:
+    """A line from its text without the last brace: the sum is its last field."""
+    return f'{text},"sum":"{crc32(text.encode()):08x}"}}'
+
+
+_SUM = len(_summed(""))
+
+
 def decode(line: str, number: int) -> Event:
     """The event of line ``number`` (from 0); raises ValueError where the line is not whole."""
+    return _decode(line, number)[0]
+
+
+def _decode(line: str, number: int) -> tuple[Event, bool]:
+    """The event of a line, and whether the line has a sum."""
     body = json.loads(line)
-    if body.pop("n") != number:
+    if not isinstance(body, dict):
+        raise ValueError("it is no object")
+    summed = body.pop("sum", None) is not None
+    if summed and line != _summed(line[:-_SUM]):
+        raise ValueError("its text does not fit its sum")
+    if body.pop("n", None) != number:
         raise ValueError("its number is out of order")
-    kind = _KINDS[body.pop("event")]
-    if body.get("state") is not None:
-        body["state"] = StateRef(**body["state"])
-    if "usage" in body:
-        body["usage"] = Usage(**body["usage"])
+    name = body.pop("event", None)
+    if not isinstance(name, str) or name not in _KINDS:
+        raise ValueError(f"there is no event {name!r}")
+    kind = _KINDS[name]
     _from_version_1(body, kind)
-    if "table" in body:
-        body["table"] = {int(count): seconds for count, seconds in body["table"].items()}
-    for name in ("devices", "trials", "start_from"):
-        if body.get(name) is not None:
-            body[name] = tuple(body[name])
-    event: Event = kind(**body)
-    return event
+    event: Event = fields.build(kind, body)
+    if isinstance(event, Opened) and not _newer(event):
+        fields.check(Settings, event.settings)
+        if event.settings.get("log", 0) >= SUMMED and not summed:
+            raise ValueError("its sum is missing")
+    return event, summed
+
+
+def _newer(event: Opened) -> bool:
+    version = event.settings.get("log")
+    return isinstance(version, int) and version > VERSION
 
 
 def _from_version_1(body: dict[str, Any], kind: type) -> None:
     """Change a line of the log's first version into the line that the present version would have written."""
-    if kind is Devices and "types" in body:
+    if kind is Devices and isinstance(body.get("types"), dict):
         body["devices"] = [{"name": name, "type": type} for name, type in body.pop("types").items()]
     elif kind is Measured and "seconds" in body:
         sharing, scaling = body.pop("seconds"), body.pop("scaling", {})
@@ -222,134 +282,96 @@ class LogReader:
     path: Path
     offset: int = 0
     lines: int = 0
+    _summed: bool = False  # a line with a sum has come, so every later line has one
+    _reported: list[int] = field(default_factory=list)  # the last unit that each trial reported
 
     def new(self) -> Iterator[Event]:
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                data = file.read()
-        except FileNotFoundError:
-            raise LogError(f"Expected a study's log at {self.path}, found none: check the name and --dir.") from None
-        whole = data[: data.rfind(b"\n") + 1]  # bytes after the last newline are torn, or still being written
-        for line in whole.splitlines():
-            yield self._decode(line)
+        *lines, tail = self._read().split(b"\n")
+        for line in lines:
+            yield self._take(line)
             self.offset += len(line) + 1
             self.lines += 1
+        if not _torn(tail, self.lines):
+            raise self._damaged("it ends without a line's end, and not as a line that was cut off while it was written")
 
-    def _decode(self, line: bytes) -> Event:
+    def _read(self) -> bytes:
+        """The bytes since the last call. Bytes after the last newline are torn, or still being written."""
         try:
-            event = decode(line.decode(), self.lines)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block the reader for ever
+            with open(fd, "rb") as file:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise OSError(0, "it is no file")
+                file.seek(self.offset)
+                return file.read()
+        except FileNotFoundError:
+            raise LogError(f"Expected a study's log at {self.path}, found none: check the name and --dir.") from None
+        except OSError as error:
             raise LogError(
-                f"Line {self.lines + 1} of {self.path} is damaged ({error}). Expected one whole JSON event a line; "
-                "restore the file from a copy, or start the study under another name."
+                f"Cannot read the study's log {self.path} ({error.strerror}): check the file and your permissions."
             ) from None
-        if isinstance(event, Opened) and event.settings.get("log", 0) > VERSION:
-            raise LogError(
-                f"{self.path} was written by a newer Penstock (log version {event.settings['log']}; this one reads up "
-                f"to {VERSION}): upgrade Penstock to go on with this study."
-            )
+
+    def _take(self, line: bytes) -> Event:
+        try:
+            # An editor, or git, may have made the line's end CR LF.
+            event, summed = _decode(line.removesuffix(b"\r").decode(), self.lines)
+            if self._summed and not summed:
+                raise ValueError("its sum is missing")
+            self._summed = summed
+            if isinstance(event, Opened) and _newer(event):
+                raise LogError(
+                    f"{self.path} was written by a newer Penstock (log version {event.settings['log']}; this one reads "
+                    f"up to {VERSION}): upgrade Penstock to go on with this study."
+                )
+            self._follow(event)
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(str(error)) from None
         return event
 
+    def _damaged(self, why: str) -> LogError:
+        return LogError(
+            f"Line {self.lines + 1} of {self.path} is damaged ({why}). Expected one whole JSON event a line; restore "
+            "the file from a copy, cut it before that line, which gives up all that follows, or start the study under "
+            "another name."
+        )
 
-@dataclass
-class Log:
-    """The one writer of a study's log; holds the study's lock until ``close``."""
-
-    dir: Path
-    past: list[Event] = field(default_factory=list)
-    _fd: int = -1
-    _lines: int = 0
-    _synced_lines: int = 0
-    _synced: float = 0.0
-
-    @property
-    def path(self) -> Path:
-        return self.dir / "log.jsonl"
-
-    @classmethod
-    def open(cls, dir: Path) -> Log:
-        """Take the lock, cut a torn last line and read the events so far into ``past``."""
-        try:
-            dir.mkdir(parents=True, exist_ok=True)
-            _take_lock(dir)
-        except OSError as error:
-            raise LogError(
-                f"Cannot write the study's folder {dir} ({error.strerror}): choose another with dir= or --dir."
-            ) from None
-        log = cls(dir)
-        try:
-            log._fd = os.open(log.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            reader = LogReader(log.path)
-            log.past = list(reader.new())
-            log._lines = reader.lines
-            os.ftruncate(log._fd, reader.offset)
-            os.fsync(log._fd)
-        except BaseException:
-            log.close()
-            raise
-        return log
-
-    def append(self, event: Event) -> None:
-        """Make an event durable before it takes effect."""
-        line = (encode(event, self._lines) + "\n").encode()
-        try:
-            if (written := os.write(self._fd, line)) < len(line):
-                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)  # a later line must not follow half a line
-                raise OSError(0, "only part of a line could be written")
-        except OSError as error:
-            raise LogError(
-                f"Cannot write {self.path} ({error.strerror}). Everything before is safe: make room, then resume."
-            ) from None
-        self._lines += 1
-        self.tick()
-
-    def tick(self) -> float | None:
-        """Sync where a line has waited for a second; gives the seconds until then, or None where no line waits."""
-        if self._synced_lines == self._lines:
-            return None
-        left = self._synced + 1.0 - time.monotonic()  # the machine's clock serves durability only, never a decision
-        if left > 0:
-            return left
-        self.sync()
-        return None
-
-    def sync(self) -> None:
-        """Make every line so far survive a power loss."""
-        os.fsync(self._fd)
-        self._synced, self._synced_lines = time.monotonic(), self._lines
-
-    def close(self) -> None:
-        """Make everything durable and let the lock go."""
-        if self._fd >= 0:
-            os.fsync(self._fd)
-            if os.fstat(self._fd).st_size == 0:  # nothing was begun: leave no trace
-                self.path.unlink()
-                (self.dir / "lock").unlink()
-                with suppress(OSError):
-                    self.dir.rmdir()
-            os.close(self._fd)
-            self._fd = -1
-        lock = _LOCKS.pop(self.dir.resolve(), None)
-        if lock is not None:
-            os.close(lock)
+    def _follow(self, event: Event) -> None:
+        """Refuse an event that cannot follow the events before it."""
+        if not self.lines and not isinstance(event, Opened):
+            raise ValueError("a log begins with an opened event")
+        known = len(self._reported)
+        if isinstance(event, Opened):
+            for name in ("name", "home"):  # each is the name of a folder, inside of another
+                if (folder := event.settings.get(name)) in ("", ".", "..") or "/" in str(folder):
+                    raise ValueError(f"{name}: expected the name of one folder, got {folder!r}")
+        elif isinstance(event, Asked):
+            origin = event.trial if event.start_from is None else event.start_from[0]
+            if not 0 <= event.trial <= known or not (0 <= origin < known or origin == event.trial):
+                raise ValueError(f"it asks for trial {event.trial} from trial {origin}, and {known} trials are known")
+            if event.trial == known:
+                self._reported.append(0)
+            if event.start_from is not None and origin != event.trial:
+                self._reported[event.trial] = event.start_from[1]
+        elif isinstance(event, Placed | Reported | Saved | Failed | Stopped | Dropped):
+            for trial in event.trials if isinstance(event, Dropped) else (event.trial,):
+                if not 0 <= trial < known:
+                    raise ValueError(f"it is about trial {trial}, and {known} trials are known")
+            state = getattr(event, "state", None)
+            if state is not None and (not NAME.fullmatch(state.file) or state.trial >= known):
+                raise ValueError(f"{state.file!r} is no state of a trial that is known")
+            if isinstance(event, Placed) and event.share <= 0:
+                raise ValueError(f"its share is {event.share}")
+            if isinstance(event, Reported):
+                if event.unit <= self._reported[event.trial] or "budget" in event.metrics:
+                    raise ValueError(f"it reports unit {event.unit} after unit {self._reported[event.trial]}")
+                self._reported[event.trial] = event.unit
+        elif isinstance(event, Devices):
+            for device in event.devices:
+                if not isinstance(device.get("name"), str) or not isinstance(device.get("type"), str):
+                    raise ValueError("a device has no name or no type")
 
 
-_LOCKS: dict[Path, int] = {}  # locks that this process holds: a POSIX lock does not exclude its own process
-
-
-def _take_lock(dir: Path) -> None:
-    if dir.resolve() in _LOCKS:
-        raise LogError(f"The study in {dir} is already being run by this process: let that run end first.")
-    lock = os.open(dir / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.pread(lock, 32, 0).decode().strip() or "?"
-        os.close(lock)
-        raise LogError(
-            f"The study in {dir} is being run by process {holder}: wait for it, stop it, or choose another name."
-        ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    _LOCKS[dir.resolve()] = lock
+def _torn(tail: bytes, number: int) -> bool:
+    """Whether bytes may be the beginning of a line, or zeros, which some file systems leave after a power loss."""
+    begins = b'{"n":%d,' % number
+    zeros = not tail.strip(b"\0")
+    return zeros or (tail[: len(begins)] == begins[: len(tail)] and b"\r" not in tail[:-1])

@@ -7,8 +7,23 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.log.events import Asked, Devices, Dropped, Ended, Event, Failed, Measured, Opened, Placed, Reported, Saved
-from penstock.trial import Config, Metrics, Mode, StartFrom, StateRef, Status, score
+from penstock.log.events import (
+    SOLO,
+    Asked,
+    Devices,
+    Dropped,
+    Ended,
+    Event,
+    Failed,
+    Measured,
+    Opened,
+    Placed,
+    Reported,
+    Saved,
+)
+from penstock.log.ranking import Ranking
+from penstock.log.turns import Turns
+from penstock.trial import Config, Leg, Metrics, Mode, StartFrom, StateRef, Status, score
 
 
 @dataclass(eq=False)
@@ -28,15 +43,18 @@ class TrialRecord:
     deaths: int = 0  # deaths of its workers that count against this trial, since its last report
     curve: list[dict[str, float]] = field(default_factory=list)
     device_seconds: float = 0.0
+    since: float = 0.0  # the study's clock at its last placement or report
     error: str | None = None
     start: StateRef | None = None  # a donor's state, until the trial has one of its own
     state: StateRef | None = None  # the trial's own latest state
     copied_at: int = -1  # the unit after which it last took over a donor's state
+    legs: tuple[Leg, ...] = ()  # the training behind that state
     best_score: float = float("-inf")
     best_unit: int = 0
     best_config: Config | None = None  # the config at the best report; PBT changes configs
-    best_state: StateRef | None = None  # the state that holds the weights of its best report
-    diverged: bool = False  # the trial reported a metric that is not finite, so it is never the best
+    best_state: StateRef | None = None  # the state that holds the weights of its best report, or is nearest to it
+    over: bool = False  # its study is done, so that a paused trial will not go on unless the study gets more trials
+    diverged: bool = False  # it reported a metric that is not finite, and has taken over no donor's state since
 
     @property
     def metrics(self) -> Metrics:
@@ -49,9 +67,26 @@ class TrialRecord:
         """The config at the best report: PBT may have changed the trial's config since."""
         return self.best_config or self.config
 
-    def row(self) -> dict[str, Any]:
-        """The trial as a row of a table; a metric whose name another column has is named ``metrics.NAME``."""
-        first = {"number": self.number, "state": self.status, "budget": self.reported}
+    @property
+    def outcome(self) -> Status:
+        """The status that people are told: a paused trial that will not go on is stopped."""
+        return "stopped" if self.over and self.status == "paused" else self.status
+
+    @property
+    def standing(self) -> str:
+        """The outcome, and for a stopped trial the rung at which it was stopped."""
+        return f"stopped at {self.group}" if self.outcome == "stopped" and self.group else self.outcome
+
+    def forget_best(self) -> None:
+        """Count no report so far: only later ones may be the best."""
+        self.best_score, self.best_unit, self.best_config, self.best_state = float("-inf"), 0, None, None
+
+    def row(self, **more: Any) -> dict[str, Any]:
+        """The trial as a row of a table, with ``more`` columns after its number.
+
+        A metric whose name another column has is named ``metrics.NAME``.
+        """
+        first = {"number": self.number, **more, "state": self.outcome, "budget": self.reported}
         last = {"device_seconds": self.device_seconds, "error": self.error}
         config = {f"config.{name}": value for name, value in self.measured.items()}
         return {**first, **config, **apart(self.metrics, {*first, *last}), **last}
@@ -75,14 +110,17 @@ class History:
         self.counts: Counter[Status] = Counter()
         self.clock = 0.0  # seconds used, over all drivers
         self.units = 0
-        self.best: TrialRecord | None = None
-        self.settled: TrialRecord | None = None  # the best trial that can no longer diverge, in case ``best`` does
+        self._ranking = Ranking()
+        self._settled = Ranking()  # of trials that can no longer diverge, in case the best ones do
+        self.simulated = False  # whether a driver ran it on a simulated cluster
         self.ended: str | None = None
         self.weights: dict[str, float] = {}  # weights of groups, where they are not 1
         self.mode_of: dict[int, str] = {}  # the mode that each trial was last placed in
         self.types: dict[str, str] = {}  # types of devices, by name
+        self.devices = 0  # how many devices there are
         self.measured: dict[tuple[str, str, str], Measured] = {}  # by signature, device type and kind
         self.donors: Counter[str] = Counter()  # by state file: how many trials still wait to begin from it
+        self.turns = Turns(self.trials)  # the order in which trials wait and run
         self.released: set[str] = set()  # state files that a trial no longer waits for, so they may be deleted
 
     @classmethod
@@ -101,25 +139,50 @@ class History:
     def mode(self) -> Mode:
         return "max" if self.settings["mode"] == "max" else "min"
 
+    @property
+    def solo(self) -> str:
+        """How many trials train solo and why, on one line; empty where that was not said."""
+        said = self.measured.get((SOLO, "", "sharing"))
+        return "" if said is None else said.reason
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The best trial by the one rule of ``ranking``."""
+        return self._ranking.best
+
+    @property
+    def kept(self) -> tuple[TrialRecord, ...]:
+        """The best trials, as many as the study keeps the best states of."""
+        return self._ranking.top
+
+    @property
+    def kept_or_next(self) -> tuple[TrialRecord, ...]:
+        """The trials whose best states are kept: the best ones, and those that follow where one of them diverges."""
+        return self._ranking.top + self._settled.top
+
     def apply(self, event: Event) -> None:
         """Take one event. Events of a trial's older attempts are never logged."""
         self.clock = max(self.clock, getattr(event, "clock", 0.0))
+        self.turns.apply(event)
         if isinstance(event, Opened):
-            self.settings, self.ended = event.settings, None
-            for record in self.trials:  # trials that the last driver had not finished wait for this driver
+            self._opened(event.settings)
+            for record in self.trials:
+                record.over = False
+                # Trials that the last driver had not finished wait for this driver.
                 if record.status in ("running", "paused") and record.reported < record.granted:
                     self._mark(record, "waiting")
         elif isinstance(event, Asked):
             self._asked(event)
         elif isinstance(event, Placed):
             record = self.trials[event.trial]
-            record.attempt = event.attempt
+            record.attempt, record.since = event.attempt, event.clock
             self._mark(record, "running")
             self.mode_of[event.trial] = event.mode
         elif isinstance(event, Measured):
             type = self.types.get(event.device, event.device)
             self.measured[event.signature or event.reason, type, event.kind] = event
         elif isinstance(event, Devices):
+            self.devices = len(event.devices)
             self.types.update({device["name"]: device["type"] for device in event.devices})
         elif isinstance(event, Reported):
             self._reported(event)
@@ -130,7 +193,6 @@ class History:
             record.deaths += event.own
             record.error = event.error
             self._mark(record, "failed" if event.final else "waiting")
-            self._rank(record)
         elif isinstance(event, Dropped):
             deepest = int(self.settings.get("max_budget", 0))
             for number in event.trials:
@@ -142,6 +204,15 @@ class History:
             for record in self.trials:
                 if record.status == "running":
                     self._mark(record, "paused")
+                record.over = event.reason == "done" and record.reported >= record.granted
+
+    def _opened(self, settings: dict[str, Any]) -> None:
+        self.settings, self.ended = settings, None
+        self.simulated = self.simulated or str(settings.get("run", {}).get("on")).startswith("Simulated")
+        if (keep := int(settings.get("keep") or 1)) != self._ranking.count:
+            self._ranking, self._settled = Ranking(keep), Ranking(keep)
+            for record in self.trials:
+                self._rank(record)
 
     def _asked(self, event: Asked) -> None:
         if event.trial == len(self.trials):
@@ -155,24 +226,31 @@ class History:
         self._mark(record, "waiting")
         if event.start_from is not None and event.start_from[0] != event.trial:
             origin = StartFrom(*event.start_from)
+            if record.diverged:  # it can be the best again, but by later reports alone: its best state is not kept
+                record.forget_best()
             record.copied_at, record.reported, record.state, record.diverged = origin.unit, origin.unit, None, False
             self._release(record)
-            record.start = self.trials[origin.trial].state
+            donor = self.trials[origin.trial]
+            record.start, record.legs = donor.state, ()
             if record.start is not None:
                 self.donors[record.start.file] += 1
+                record.legs = (*donor.legs, Leg(donor.number, donor.config, record.start.unit))
 
     def _reported(self, event: Reported) -> None:
         record = self.trials[event.trial]
         record.reported, record.deaths, record.error = event.unit, 0, None
         record.curve.append({"budget": event.unit, **event.metrics})
         record.device_seconds += event.usage.device_seconds
+        record.since = event.clock
         self.units += 1
         value = score(event.metrics, self.metric, self.mode)
         if value == float("-inf"):
             record.diverged = True
         elif value > record.best_score:
-            record.best_score, record.best_unit, record.best_state = value, event.unit, None
-            record.best_config = record.config
+            record.best_score, record.best_unit, record.best_config = value, event.unit, record.config
+            own = record.state is not None and record.state.unit > record.copied_at
+            # A function need not save a state with each report: its last state is the nearest to its best report.
+            record.best_state = record.state if own and self.settings.get("kind") == "function" else None
         if event.state is not None:
             self._save(record, event.state)
         if event.unit >= record.granted:
@@ -193,12 +271,9 @@ class History:
             record.start = None
 
     def _rank(self, record: TrialRecord) -> None:
-        if self.best is record and not _sound(record):
-            self.best = None
-            for other in self.trials:
-                self.best = _better(self.best, other)
-        else:
-            self.best = _better(self.best, record)
+        self._ranking.show(record, self.trials)
+        if record.status in ("finished", "stopped"):
+            self._settled.show(record, (one for one in self.trials if one.status in ("finished", "stopped")))
 
     def _mark(self, record: TrialRecord, status: Status) -> None:
         self.counts[record.status] -= 1
@@ -206,19 +281,4 @@ class History:
         record.status = status
         if status in ("finished", "stopped", "failed"):
             self._release(record)
-        if status in ("finished", "stopped"):
-            self.settled = _better(self.settled, record)
-
-
-def _sound(record: TrialRecord) -> bool:
-    """Whether a trial can be best: it reported, never diverged, and did not fail before its weights were saved."""
-    lost = record.status == "failed" and record.best_state is None
-    return record.best_unit > 0 and not record.diverged and not lost
-
-
-def _better(best: TrialRecord | None, record: TrialRecord) -> TrialRecord | None:
-    if not _sound(record):
-        return best
-    if best is None or (record.best_score, -record.number) > (best.best_score, -best.number):
-        return record
-    return best
+            self._rank(record)

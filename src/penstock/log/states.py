@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.log.history import History, TrialRecord
     from penstock.trial import StateRef
 
-NAME = re.compile(r"\d+-\d+-\d+\.pt(\.partial)?")  # trial-attempt-step: files with other names are left alone
+NAME = re.compile(r"\d+-\d+-\d+\.pt(\.partial)?")  # see `prefix`: files with other names are left alone
 FEW = 64  # bytes that reach a file in one call or not at all
 # Protocols of object stores: they put a file whole or not at all.
 OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "tos"))
@@ -58,9 +58,12 @@ class States(ABC):
         return Folder(Path(path))  # states in a folder of this machine are renamed and synced; fsspec would not do so
 
     @staticmethod
-    def of_study(dir: Path, place: Path | str | None) -> States:
-        """The states of the study in ``dir``: in the study's own folder, or under ``place`` by the study's name."""
-        return States.of(dir / "states") if place is None else States.of(place).under(dir.name)
+    def of_study(dir: Path, place: Path | str | None, home: str | None = None) -> States:
+        """The states of the study in ``dir``: in the study's own folder, or under ``place`` by the study's name.
+
+        ``home`` is the name of the folder there where it is another one, as the log says (``log/owners.py``).
+        """
+        return States.of(dir / "states") if place is None else States.of(place).under(home or dir.name)
 
     @abstractmethod
     def under(self, name: str) -> States:
@@ -80,28 +83,33 @@ class States(ABC):
 
     @abstractmethod
     def size(self, name: str) -> int | None:
-        """How many bytes a state has; None where there is no such state."""
+        """How many bytes a state has; None where there is no such state, a StudyError where nobody can say."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """The names of all states, those that were cut short included."""
+        """The names of all states, also of states that were cut short."""
 
     @abstractmethod
     def delete(self, *names: str) -> None:
-        """Delete states; a state that is already gone is no error."""
+        """Delete states; a state that is already gone is no error. A StudyError says why one could not be deleted."""
 
     @abstractmethod
     def sync(self, name: str) -> None:
-        """Make a state survive a power loss, where the place does not do so by itself."""
+        """Make a state survive a power loss, where the place does not do so by itself.
+
+        Raises a FileNotFoundError where the state is gone, and a StudyError where it cannot be made durable.
+        """
 
     def probe(self) -> None:
         """Write, read and delete a small file; where that fails, one error says what to do."""
         name = f"probe-{secrets.token_hex(4)}"
         try:
             self.write(name, name.encode())
-            with self.read(name) as file:
-                back = file.read()
-            self.delete(name)
+            try:
+                with self.read(name) as file:
+                    back = file.read()
+            finally:
+                self.delete(name)
         except StudyError:
             raise
         except Exception as error:
@@ -162,6 +170,8 @@ class Folder(States):
             return os.stat(f"{self.dir}/{name}").st_size
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise StudyError(_unreached(self, error)) from None
 
     def names(self) -> list[str]:
         try:
@@ -172,12 +182,20 @@ class Folder(States):
             raise StudyError(_unreached(self, error)) from None
 
     def delete(self, *names: str) -> None:
-        for name in names:
-            (self.dir / name).unlink(missing_ok=True)
+        try:
+            for name in names:
+                (self.dir / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise StudyError(_unreached(self, error)) from None
 
     def sync(self, name: str) -> None:
-        with self.read(name) as file:
-            os.fsync(file.fileno())
+        try:
+            with self.read(name) as file:
+                os.fsync(file.fileno())
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StudyError(_unreached(self, error)) from None
 
     def probe(self) -> None:
         there = self.dir.exists()
@@ -282,11 +300,20 @@ def _unreached(states: States, error: Exception) -> str:
     )
 
 
+def prefix(trial: int, attempt: int) -> str:
+    """How the names of the states begin that an attempt at a trial writes; the step and ``.pt`` follow."""
+    return f"{trial:06d}-{attempt}-"
+
+
 def needed(record: TrialRecord, history: History) -> list[StateRef]:
-    """A trial's own states that are still needed: to go on from, or for the weights of the best trial."""
-    refs = []
-    if record.state is not None and record.status in ("waiting", "running", "paused"):
+    """A trial's own states that are still needed: to go on from, or for the weights of the best trials.
+
+    A trial that took over a donor's state has its best weights nowhere else, and may be the best if others diverge.
+    """
+    refs, goes_on = [], record.status in ("waiting", "running", "paused")
+    if record.state is not None and goes_on:
         refs.append(record.state)
-    if record.best_state is not None and (record is history.best or record is history.settled):
+    alone = goes_on and record.best_unit <= record.copied_at
+    if record.best_state is not None and (alone or record in history.kept_or_next):
         refs.append(record.best_state)
     return refs

@@ -28,9 +28,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """Device seconds: ``busy`` are those with a trial on the device, ``used`` sums each trial's seconds × its share.
+    """Device seconds. ``busy`` counts the seconds in which a trial was on a device.
 
-    ``per_device`` is the fraction of its time that each device was busy.
+    ``used`` sums each trial's seconds × its share. ``per_device`` has the fraction of its time that a device was busy.
     """
 
     busy: float
@@ -119,7 +119,7 @@ def timeline(events: Iterable[Event]) -> list[Row]:
 
 
 def available(events: Iterable[Event]) -> dict[str, list[Span]]:
-    """From when to when each device was there.
+    """The spans of time in which each device was there.
 
     A log without ``Devices`` events has the devices that trials were placed on, from the first placement to the end.
 
@@ -174,7 +174,7 @@ def measure(rows: Iterable[Row], devices: Mapping[str, Sequence[Span]]) -> Utili
 
 
 def busy_spans(rows: Iterable[Row], devices: Mapping[str, Sequence[Span]]) -> dict[str, list[Span]]:
-    """When at least one trial was on each device while it was there, in order and without overlaps."""
+    """The spans in which a trial was on each device while it was there, in order and without overlaps."""
     ours: dict[str, list[Span]] = {device: [] for device in devices}
     for row in rows:
         if row.device in ours and row.end > row.start:
@@ -183,7 +183,7 @@ def busy_spans(rows: Iterable[Row], devices: Mapping[str, Sequence[Span]]) -> di
 
 
 def union(spans: Iterable[Span], gap: float = 0.0) -> list[Span]:
-    """The spans, with those joined that overlap or are at most ``gap`` apart.
+    """The spans in order; spans that overlap or are at most ``gap`` apart are joined.
 
     >>> union([(4, 6), (0, 2), (1, 3)])
     [(0, 3), (4, 6)]
@@ -223,5 +223,5 @@ def _leave(there: dict[int, _Stay], clock: float) -> None:
 
 
 def _unit(event: Reported | Saved) -> int:
-    """How far the trial had come. A unit that was trained again is not reported twice, so its state says it."""
+    """How far the trial had come. A unit that is trained again is not reported again, but its state has the unit."""
     return event.unit if isinstance(event, Reported) else event.state.unit

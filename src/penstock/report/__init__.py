@@ -1,1 +1,1 @@
-"""What a person looks at."""
+"""Tables, pages, exports and live progress for people."""

@@ -12,10 +12,10 @@ from html import escape
 from penstock.log.timeline import Row, Span, union
 from penstock.report.format import clock
 
-BARS = 16_000  # stays that have a bar each: more would make the file large, and be too narrow to see
+BARS = 16_000  # the most stays that have a bar each: more bars would make the file large, and be too narrow to see
 HALF = 0.5  # pixels: a bar narrower than this is not seen by itself
 MANY = 'class="many"'  # the mark of short stays that are drawn together
-CHAR = 6.7  # pixels, about what a character takes
+CHAR = 6.7  # the width of a character in pixels, about
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def bars(
             ours[row.device].append(row)
     seconds = [row.end - row.start for some in ours.values() for row in some]
     least = 0.0
-    if len(seconds) > BARS:  # bars must be longer than the first row that is too many: of equal rows all or none
+    if len(seconds) > BARS:  # rows of equal length all have a bar, or none of them has
         least = max(HALF * scale.pixel, math.nextafter(heapq.nlargest(BARS + 1, seconds)[-1], math.inf))
     for lane in lanes:
         yield f'<g class="lane"><title>{escape(lane.device)}</title>'

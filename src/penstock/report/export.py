@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import StudyError
 from penstock.log.events import Reported
 from penstock.log.history import TrialRecord, apart
+from penstock.log.ranking import ranks
 from penstock.report.summary import events_of, history_of
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # a formula begins with one of them
 
 
 def write_csv(study_dir: Path, out: Path) -> list[Path]:
@@ -20,31 +25,56 @@ def write_csv(study_dir: Path, out: Path) -> list[Path]:
     >>> [path.name for path in write_csv(Path(".penstock/digits-1"), Path("out"))]  # doctest: +SKIP
     ['trials.csv', 'curves.csv']
     """
-    trials = [_row(trial) for trial in history_of(study_dir).trials]
     curves = [
         {"trial": event.trial, "budget": event.unit, **apart(event.metrics, {"trial", "clock"}), "clock": event.clock}
         for event in events_of(study_dir)
         if isinstance(event, Reported)
     ]
+    trials = history_of(study_dir).trials
+    tables = {
+        "trials.csv": trials_csv(trials, ranks(trials)),
+        "curves.csv": _csv(curves, ("trial", "budget"), ("clock",)),
+    }
     _make(out)
-    return [
-        _write(out / "trials.csv", trials, ("number", "state", "budget"), ("device_seconds", "error")),
-        _write(out / "curves.csv", curves, ("trial", "budget"), ("clock",)),
-    ]
+    for name, text in tables.items():
+        with writing(out / name):
+            (out / name).write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+    return [out / name for name in tables]
 
 
-def _row(trial: TrialRecord) -> dict[str, Any]:
-    return {name: json.dumps(v) if isinstance(v, list | dict) else v for name, v in trial.row().items()}
+def trials_csv(trials: Iterable[TrialRecord], rank: Mapping[int, int]) -> str:
+    """The text of ``trials.csv``, with each trial's ``rank`` among all the study's trials.
+
+    The best trial has rank 1, and a trial that cannot be the best has an empty cell.
+    """
+    ranked = [trial.row(rank=rank.get(trial.number)) for trial in trials]
+    rows = [{name: json.dumps(v) if isinstance(v, list | dict) else v for name, v in row.items()} for row in ranked]
+    return _csv(rows, ("number", "rank", "state", "budget"), ("device_seconds", "error"))
 
 
-def _write(path: Path, rows: list[dict[str, Any]], first: Iterable[str], last: Iterable[str]) -> Path:
+def _csv(rows: list[dict[str, Any]], first: Iterable[str], last: Iterable[str]) -> str:
     seen = dict.fromkeys(name for row in rows for name in row)
     between = sorted((name for name in seen if name not in {*first, *last}), key=lambda n: not n.startswith("config."))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*first, *between, *last])
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
+    names, text = [*first, *between, *last], io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow([_cell(name) for name in names])
+    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    return text.getvalue()
+
+
+def _cell(one: Any) -> Any:
+    """A value for a cell; before a text that a spreadsheet would take for a formula comes an apostrophe.
+
+    >>> _cell("=1+1"), _cell("-0.5"), _cell(-0.5)
+    ("'=1+1", '-0.5', -0.5)
+    """
+    if not isinstance(one, str) or not one.startswith(FORMULA):
+        return one
+    try:
+        float(one)
+    except ValueError:
+        return f"'{one}"
+    return one
 
 
 def write_tensorboard(study_dir: Path, out: Path) -> list[Path]:
@@ -65,8 +95,10 @@ def write_tensorboard(study_dir: Path, out: Path) -> list[Path]:
     _make(out)
     runs = [out / f"trial-{trial.number:05}" for trial in trials]
     for trial, run in zip(trials, runs, strict=True):
-        for old in run.glob("events.out.tfevents.*"):
-            old.unlink()
+        with writing(run):
+            for old in run.glob("events.out.tfevents.*"):
+                old.unlink()
+            run.mkdir(exist_ok=True)
         best = {f"best/{name}": value for name, value in trial.metrics.items()}
         with SummaryWriter(str(run)) as writer:  # add_hparams would make a second run for each trial
             config = {name: _hparam(value) for name, value in trial.measured.items()}
@@ -86,7 +118,15 @@ def _hparam(value: Any) -> bool | int | float | str:
 
 
 def _make(out: Path) -> None:
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StudyError(f"Cannot write {out} ({error.strerror}): choose another folder with --out.") from None
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Turn a failing write into one message."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+        why = error.strerror if isinstance(error, OSError) else error
+        raise StudyError(f"Cannot write {out} ({why}): choose another place with --out.") from None

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
+
+# Characters that a terminal obeys instead of showing them, or that change the order of others; newlines and tabs stay.
+OBEYED = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)} - {ord("\n"), ord("\t")}
+TO_NONE = dict.fromkeys(OBEYED) | dict.fromkeys(range(0xD800, 0xE000), "\ufffd")  # half a pair cannot be written
 
 
 def clock(seconds: float) -> str:
@@ -12,7 +17,7 @@ def clock(seconds: float) -> str:
     >>> clock(4.2), clock(3725)
     ('4.2 s', '1:02:05')
     """
-    if round(seconds, 1) < 60:
+    if not isfinite(seconds) or round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -47,3 +52,12 @@ def size(bytes: int) -> str:
     while amount >= 999.5 and len(units) > 1:
         amount, units = amount / 1000, units[1:]
     return f"{amount:.3g} {units[0]}"
+
+
+def visible(text: str) -> str:
+    """A text without the characters that a terminal obeys: names, configs and errors are of other people's making.
+
+    >>> visible("\\x1b[2Jcleared"), visible("two\\nlines")
+    ('[2Jcleared', 'two\\nlines')
+    """
+    return text.translate(TO_NONE)

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from penstock.log.events import Event
+from penstock.log.history import History
 from penstock.log.timeline import available, timeline
 from penstock.report.format import value
 from penstock.report.timeline import draw, end, figures
@@ -30,7 +31,8 @@ def study_page(name: str, events: Sequence[Event], best: Sequence[Mapping[str, A
     """The page of a study from its log; ``best`` are rows of its best trials."""
     rows, devices = timeline(events), available(events)
     until = end(events)
-    return page(name, figures(rows, devices, until), draw(rows, devices=devices, until=until), best)
+    simulated = {"devices and time": "simulated"} if History.of(events).simulated else {}
+    return page(name, {**figures(rows, devices, until), **simulated}, draw(rows, devices=devices, until=until), best)
 
 
 def page(name: str, facts: Mapping[str, str], svg: str, best: Sequence[Mapping[str, Any]] = ()) -> str:

@@ -10,15 +10,17 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from penstock.report.format import short, value
+from penstock.report.groups import Group
 from penstock.trial import Config
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What several devices give one trial. ``seconds`` are those of a step by the number of devices, if any was timed.
+    """The speed of one trial on several devices.
 
-    ``pays`` is the most devices that a trial is given, and ``reason`` says why. ``kept`` is the file that keeps the
-    times for the next study, or None.
+    ``seconds`` has the time of a step by the number of devices; it is empty where no step was timed. ``pays`` is the
+    most devices that a trial is given, and ``reason`` says why. ``kept`` is the file that keeps the times for the next
+    study, or None. ``groups`` are the configs of a sample of the space that can be fused.
     """
 
     task: str
@@ -28,6 +30,7 @@ class Scaling:
     pays: int
     reason: str
     kept: Path | None
+    groups: tuple[Group, ...] = ()
 
 
 def scaling_facts(found: Scaling) -> dict[str, Any]:
@@ -43,6 +46,7 @@ def scaling_facts(found: Scaling) -> dict[str, Any]:
         for count, seconds in sorted(found.seconds.items())
     ]
     known = {key: one for key, one in vars(found).items() if key != "seconds"}
+    known["groups"] = [vars(one) for one in found.groups]
     return {**known, "kept": None if found.kept is None else str(found.kept), "rows": rows}
 
 

@@ -12,33 +12,52 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import LogError, StudyError
-from penstock.log.events import Event, read
+from penstock.log.events import SOLO, Event, read
 from penstock.log.history import History, TrialRecord
+from penstock.log.lock import holder
 from penstock.log.states import States, Store, needed
 from penstock.log.timeline import timeline, utilisation
 
 LOG = "log.jsonl"
 
 
-def study_dir(dir: Path, name: str) -> Path:
-    """The folder of a study; a StudyError that lists the studies where there is none of that name."""
-    if name and Path(name).name == name and (dir / name / LOG).is_file():
+def study_dir(dir: Path, name: str, option: str = "--dir") -> Path:
+    """The folder of a study; a StudyError that lists the studies where there is none of that name.
+
+    ``option`` is the way in which the caller gives the folder.
+    """
+    names = study_names(dir, option)
+    if name in names:  # whether or not its log can be read, which its reader says
         return dir / name
-    names = study_names(dir)
     if not names:
         raise StudyError(
             f"There is no study {name!r}, nor any other, in {dir}: start one with `penstock run FILE`, "
-            "or give the folder that holds it with --dir."
+            f"or give the folder that holds it with {option}."
         )
     close = get_close_matches(name, names, n=1)
     meant = f" Did you mean {close[0]!r}?" if close else ""
     raise StudyError(f"There is no study {name!r} in {dir}, which has: {', '.join(names)}.{meant}")
 
 
-def study_names(dir: Path) -> list[str]:
-    """The studies in a folder, the last one written first."""
-    logs = list(dir.glob(f"*/{LOG}"))
-    return [log.parent.name for log in sorted(logs, key=lambda log: (-log.stat().st_mtime, log.parent.name))]
+def study_names(dir: Path, option: str = "--dir") -> list[str]:
+    """The studies in a folder, the last one written first. A study whose log cannot be read is there, too."""
+    written: dict[str, float] = {}
+    try:
+        folders = list(os.scandir(dir))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StudyError(
+            f"Cannot read the folder {dir} ({error.strerror}): give the one that holds the studies with {option}."
+        ) from None
+    for folder in folders:
+        try:
+            written[folder.name] = os.lstat(f"{folder.path}/{LOG}").st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:  # this folder cannot be looked into
+            written[folder.name] = 0.0
+    return sorted(written, key=lambda name: (-written[name], name))
 
 
 def events_of(study: Path) -> Iterator[Event]:
@@ -54,12 +73,6 @@ def history_of(study: Path) -> History:
     return history
 
 
-def ranked(history: History) -> list[TrialRecord]:
-    """The trials that can be the best, in order from the best."""
-    finite = [trial for trial in history.trials if trial.best_unit and not trial.diverged]
-    return sorted(finite, key=lambda trial: (-trial.best_score, trial.number))
-
-
 def begun(trial: TrialRecord) -> bool:
     """Whether a trial has reported at least once, or failed."""
     return bool(trial.curve) or trial.status == "failed"
@@ -71,23 +84,27 @@ def study_facts(study: Path, history: History) -> dict[str, Any]:
     return {
         "name": study.name,
         "dir": str(study),
-        **{key: settings.get(key) for key in ("file", "task", "algorithm", "sampler", "metric", "mode", "seed")},
+        **{key: settings.get(key) for key in ("file", "task", "kind", "algorithm", "sampler", "seed")},
+        **{key: settings.get(key) for key in ("metric", "mode", "mode_from")},
         "ended": history.ended,
-        "running": None if history.ended else _driver(study),
+        "running": None if history.ended else holder(study),
         "best": None if history.best is None else trial_facts(history.best),
         "total": settings.get("trials"),
         "begun": sum(1 for trial in history.trials if begun(trial)),
-        "trials": {state: count for state, count in history.counts.items() if count},
+        "trials": dict(Counter(trial.outcome for trial in history.trials)),
         "units": sum(trial.reported for trial in history.trials),
         "seconds": history.clock,
         "deadline": settings.get("deadline"),
         "target": settings.get("target"),
+        "max_failures": settings.get("max_failures"),
+        "simulated": history.simulated,
         "device_seconds": sum(trial.device_seconds for trial in history.trials),
         "states": settings.get("states"),
         "state_bytes": _state_bytes(study, history),
         "model": str(study / "best.pt") if (study / "best.pt").is_file() else None,
         "modes": dict(Counter(history.mode_of.values())),
-        "measured": [{**vars(one), "type": type} for (_, type, _), one in history.measured.items()],
+        "solo": history.solo or None,
+        "measured": [{**vars(one), "type": type} for (what, type, _), one in history.measured.items() if what != SOLO],
     }
 
 
@@ -99,10 +116,11 @@ def device_facts(study: Path) -> dict[str, Any]:
 
 
 def trial_facts(trial: TrialRecord, curve: bool = False) -> dict[str, Any]:
-    """The facts about a trial; its metrics are those at its best report."""
+    """The facts about a trial, with the metrics at its best report."""
     facts = {
         "number": trial.number,
-        "state": trial.status,
+        "state": trial.outcome,
+        "standing": trial.standing,
         "budget": trial.reported,
         "config": trial.measured,
         "metrics": dict(trial.metrics),
@@ -113,7 +131,11 @@ def trial_facts(trial: TrialRecord, curve: bool = False) -> dict[str, Any]:
 
 
 def ending(facts: dict[str, Any]) -> str:
-    """Why a study ended, or which process runs it."""
+    """Why a study ended, or which process runs it; and whether its devices were simulated."""
+    return f"{_ending(facts)} (simulated)" if facts["simulated"] else _ending(facts)
+
+
+def _ending(facts: dict[str, Any]) -> str:
     if facts["ended"] is not None:
         return str(facts["ended"])
     return "broken off" if facts["running"] is None else f"running (process {facts['running']})"
@@ -136,22 +158,13 @@ def _finite(value: Any) -> Any:
     return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _driver(study: Path) -> int | None:
-    """The process that runs the study, by the number in its lock file: taking the lock could disturb a driver."""
-    try:
-        pid = int((study / "lock").read_text())
-        os.kill(pid, 0)
-    except PermissionError:
-        return pid
-    except (OSError, ValueError):
-        return None
-    return pid
-
-
 def _state_bytes(study: Path, history: History) -> int:
-    """The bytes of the states; by the log where they are elsewhere, so that looking at a study asks no network."""
-    states = States.of_study(study, history.settings.get("states"))
+    """The bytes of the states. The log gives them for states at a URL, so that looking at a study uses no network."""
+    states = States.of_study(study, history.settings.get("states"), history.settings.get("home"))
     if isinstance(states, Store):
         kept = {state for trial in history.trials for state in needed(trial, history)}
         return sum(state.bytes for state in kept)
-    return sum(states.size(name) or 0 for name in states.names())
+    try:
+        return sum(states.size(name) or 0 for name in states.names())
+    except OSError as error:
+        raise StudyError(f"Cannot look at the states in {states} ({error.strerror}): check your permissions.") from None

@@ -15,6 +15,9 @@ from rich.text import Text
 
 from penstock.log.events import Kind
 from penstock.log.history import History, TrialRecord
+from penstock.log.messages import said_mode
+from penstock.log.ranking import no_best
+from penstock.report.console import Careful
 from penstock.report.format import clock, short, size, value
 from penstock.report.progress import STATES
 from penstock.report.summary import ending
@@ -27,16 +30,17 @@ MEASURED = 10  # rows of the table of measurements
 
 def console() -> Console:
     """The console for tables: stdout, as wide as its terminal."""
-    out = Console(highlight=False, markup=False, emoji=False)
+    out = Careful(highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
         out.width = max(PLAIN_WIDTH, out.width)
     return out
 
 
 def best_trials(history: History, trials: Sequence[TrialRecord], console: Console) -> RenderableType:
-    """One row a trial. On a narrow terminal the device seconds go first; then the config takes a single column."""
+    """One row a trial. A narrow terminal shows no device seconds; a narrower one has the config in a single column."""
     if not trials:
-        return Text(f"No trial has reported a finite {history.metric} yet.", style="yellow")
+        none = f"No trial has reported a finite {history.metric} yet."
+        return Text(no_best(history) if history.ended else none, style="yellow")
     names = list(dict.fromkeys(name for trial in trials for name in trial.measured))
     wide = console.options.update(max_width=10_000)
     for seconds in (True, False):
@@ -57,7 +61,7 @@ def _trials(history: History, trials: Sequence[TrialRecord], names: list[str] | 
     for name in ("config",) if names is None else names:
         table.add_column(name, justify="left" if names is None else "right", style="cyan", overflow="fold")
     table.add_column("budget", justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
+    table.add_column("state", no_wrap=names is not None)
     if seconds:
         table.add_column("device s", justify="right", no_wrap=True)
     for trial in trials:
@@ -67,7 +71,7 @@ def _trials(history: History, trials: Sequence[TrialRecord], names: list[str] | 
             *(value(trial.metrics.get(name, "")) for name in metrics),
             *([short(config)] if names is None else [value(config.get(name, "")) for name in names]),
             str(trial.reported),
-            Text(trial.status, style=STATES[trial.status]),
+            Text(trial.standing, style=STATES[trial.outcome]),
             *([f"{trial.device_seconds:.2f}"] if seconds else []),
         )
     return table
@@ -82,16 +86,20 @@ def study_summary(facts: dict[str, Any]) -> RenderableType:
     rows.add_row("task", facts["task"] + (f" in {facts['file']}" if facts["file"] else ""))
     sampler = f" with {facts['sampler']}" if facts["sampler"] else ""
     rows.add_row("algorithm", f"{facts['algorithm']}{sampler}, seed {facts['seed']}")
-    rows.add_row("metric", f"{facts['metric']} {facts['mode']}" + _if(" until {}", facts["target"]))
-    counts = [Text(f"{facts['trials'][s]} {s}", style=style) for s, style in STATES.items() if facts["trials"].get(s)]
+    rows.add_row("metric", said_mode(facts) + _if(" until {}", facts["target"]))
+    trials = facts["trials"]
+    counts = [Text(f"{trials[s]} {s}", style=style) for s, style in STATES.items() if trials.get(s)]
     rows.add_row("trials", Text("  ").join([*counts, Text(f"of {facts['total']}", style="dim")]))
     rows.add_row("best", _best(facts))
-    rows.add_row("time", clock(facts["seconds"]) + _if(" of {}", facts["deadline"] and clock(facts["deadline"])))
+    used = ("simulated: " if facts["simulated"] else "") + clock(facts["seconds"])
+    rows.add_row("time", used + _if(" of {}", facts["deadline"] and clock(facts["deadline"])))
     rows.add_row("trained", f"{facts['units']:,} units in {clock(facts['device_seconds'])} on devices")
     if "devices" in facts:
         rows.add_row("devices", f"{facts['devices']}, busy {facts['utilisation']:.0%} of the time")
     if facts["modes"]:
         rows.add_row("modes", "  ".join(f"{count} {mode}" for mode, count in facts["modes"].items()))
+    if facts.get("solo"):
+        rows.add_row("solo", Text(facts["solo"], style="yellow"))
     rows.add_row("states", f"{size(facts['state_bytes'])} {_if('in {}', facts['states']) or 'on disk'}")
     rows.add_row("model", facts["model"] or Text("none saved", style="dim"))
     rows.add_row("ended", ending(facts))
@@ -189,7 +197,10 @@ def busy(facts: dict[str, Any]) -> Text:
 def how_to_go_on(facts: dict[str, Any], config: Config) -> Text:
     """The path of the trained model, lines that load it, and further commands; lines to copy are not wrapped."""
     text = Text()
-    if facts["model"]:
+    if facts["model"] and facts["kind"] == "function":
+        text.append("The best report's state is in ").append(facts["model"], style="bold").append("; to load it:\n")
+        text.append(f"    import torch; state = torch.load({facts['model']!r})\n\n", style="cyan")
+    elif facts["model"]:
         text.append("The trained model is in ").append(facts["model"], style="bold").append("; to load it:\n")
         lines = [f"model = study.task.model({config!r})", f"model.load_state_dict(torch.load({facts['model']!r}))"]
         if facts["file"]:
@@ -200,7 +211,7 @@ def how_to_go_on(facts: dict[str, Any], config: Config) -> Text:
     ways = {
         f"penstock show {name}{where} --curves": "where it stands, best trials, curves",
         f"penstock dashboard {name}{where}": "plots in a browser",
-        f"penstock report {name}{where}": "who had which device when, as a page",
+        f"penstock report {name}{where}": "which trial had which device when, as a page",
         f"penstock export {name}{where} --to csv": "all trials and curves; or --to tensorboard",
     }
     if facts["ended"] == "deadline":

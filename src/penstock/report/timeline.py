@@ -58,8 +58,8 @@ def draw(rows: Sequence[Row], *, devices: Mapping[str, Sequence[Span]], until: f
     """A self-contained SVG of which trial was on which device when, for light and dark backgrounds alike.
 
     Trials that share a device divide its lane by their shares (Fluid, figure 5). The time that no trial had of a device
-    is hatched (Fluid, figure 2). ``devices`` says when each was there. Of many devices the first ``LANES`` are shown,
-    and the picture says how many more there are; the chart and the caption are of all.
+    is hatched (Fluid, figure 2). ``devices`` says when each device was there. Of many devices the first ``LANES`` are
+    shown, and the picture says how many more there are. The chart and the caption count all devices.
 
     >>> draw([], devices={}, until=0.0).startswith("<svg")
     True
@@ -117,7 +117,7 @@ def ticks(until: float, most: int = 9) -> list[tuple[float, str]]:
     """
     unit, name, steps = 1.0, "s", [m * 10.0**e for e in range(-6, 2) for m in (1, 2, 5)]
     if until > 2 * 86400:
-        unit, name, steps = 86400.0, "d", [m * 10.0**e for e in range(9) for m in (1, 2, 5)]
+        unit, name, steps = 86400.0, "d", [m * 10.0**e for e in range(300) for m in (1, 2, 5)]
     elif until > 2 * 3600:
         unit, name, steps = 3600.0, "h", [0.5, 1, 2, 3, 6, 12]
     elif until > 120:
@@ -171,7 +171,7 @@ def _chart(rows: Sequence[Row], devices: Mapping[str, Sequence[Span]], scale: Sc
 
 
 def _sliced(spans: Iterable[Span], until: float) -> list[float]:
-    """How much of the spans lies in each slice of time. Each span takes constant time, however long it is."""
+    """How much of the spans lies in each slice of time. A long span is counted as fast as a short one."""
     amount, steps = [0.0] * (SLICES + 1), [0] * (SLICES + 2)
     for start, stop in spans:
         a, b = (min(time / until, 1.0) * SLICES for time in (start, stop))

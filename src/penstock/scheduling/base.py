@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from penstock.bundle import BundleMode, Device
+from penstock.bundle import Device
 from penstock.speed.model import Speed
 from penstock.trial import Later
 
@@ -44,17 +44,17 @@ class Demand:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial gets 1/p of one device, or as many whole devices as ``share`` says, and trains there in a ``mode``.
+    """A trial gets 1/p of one device, or as many whole devices as ``share`` says.
 
-    A policy chooses devices and share; the mode follows from the other trials there. ``measure`` asks the trial's
-    workers to time its steps on 1, 2, 4, … of the devices. ``lent`` is how many of the devices were idle when the trial
-    got them; they go back to trials that wait.
+    The mode follows from this. A trial on one whole device trains solo, a trial on several devices distributed. Trials
+    that share a device are fused where they have one signature, and train in processes of their own where not.
+    ``measure`` asks the trial's workers to time its steps on 1, 2, 4, … of the devices. ``lent`` is how many of the
+    devices were idle when the trial got them; they go back to trials that wait.
     """
 
     trial: int
     devices: tuple[str, ...]
     share: float = 1.0
-    mode: BundleMode = "solo"
     measure: bool = False
     lent: int = 0
 
@@ -114,6 +114,7 @@ Scheduler = Callable[[View, Collection[Demand], Speed], list[Assignment]]
 ``demands`` are the demands of trials that wait, in the order of asking. An assignment of a waiting trial starts it. An
 assignment of a running trial moves it: the trial stops at its next boundary and goes on with its new devices. A trial
 without an assignment waits on, or runs on as it does. Devices that a moved trial gives up are free for other trials.
+Where no device has room there is nothing to assign, and the engine does not ask.
 No device is given away twice: once all assignments are carried out, the shares on a device add up to at most 1, and the
 bytes to at most its memory. A trial with a whole device has it alone. Trials that share a device have one signature,
 which is not "", unless the view says that ``unlike`` trials can share.

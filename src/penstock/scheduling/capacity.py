@@ -14,7 +14,7 @@ from penstock.scheduling.base import FULL, Demand, Room, View
 
 
 class Capacity:
-    """The room on devices while a scheduler gives it away; ``kinds`` and ``unlike`` are those of a view.
+    """The room on devices while a scheduler gives it away; ``kinds`` and ``unlike`` are as in a view.
 
     >>> from penstock.bundle import Device
     >>> devices = {name: Device(name, "h200", 8) for name in ("gpu 0", "gpu 1")}
@@ -58,10 +58,10 @@ class Capacity:
         return {name: left for name, left in self.room.items() if left.share > FULL}
 
     def fit(self, share: float, bytes: int, own: Collection[str] = (), signature: str = "") -> tuple[str, ...] | None:
-        """Devices for a trial: for a fraction the emptiest device (Fluid A.3), for whole devices those on few nodes.
+        """Devices for a trial: the emptiest device for a fraction (Fluid A.3), devices on few nodes otherwise.
 
         A fraction goes beside trials of its signature, or onto an empty device. Among equally empty devices, and among
-        free devices, the trial's ``own`` come first.
+        free devices, the trial's ``own`` devices come first.
         """
         if share >= 1:
             return self._whole_devices(round(share), bytes, own)
@@ -115,7 +115,7 @@ class Capacity:
         return (found[2],)
 
     def _top(self, company: str | None, share: float, bytes: int) -> tuple[float, int, str] | None:
-        """The emptiest device that has room, among those with that company."""
+        """The emptiest device that has room, among devices with that company."""
         heap, passed, found = self._emptiest[company], [], None
         while heap and -heap[0][0] >= share - FULL:
             entry = heap[0]
@@ -140,7 +140,7 @@ class Capacity:
         while len(chosen) < wanted:
             missing = wanted - len(chosen)
             nodes = [(len(names) < missing, abs(len(names) - missing), node) for node, names in self._whole.items()]
-            for _, _, node in sorted(nodes):  # first the node with just enough free devices, or else the one with most
+            for _, _, node in sorted(nodes):  # the node with just enough free devices first, or else with most
                 left = [name for name in self._whole[node] if name not in chosen and self._free(name, bytes)]
                 if left:
                     chosen += left[:missing]
@@ -237,7 +237,7 @@ def refuse_impossible(view: View, demands: Iterable[Demand]) -> None:
     """Raise for a trial that can never run: there are no devices, or it takes more bytes than any device has."""
     largest = -1
     for demand in demands:
-        if largest < 0:  # many devices are looked at only where there is a trial to refuse
+        if largest < 0:  # the devices are looked at only where there is a trial
             largest = max((device.memory for device in view.devices.values()), default=-1)
         if largest < 0:
             raise StudyError(

@@ -94,7 +94,7 @@ def _place(space: Capacity, demands: Sequence[Demand], speed: Speed, most: dict[
         share, counts = shares[demand.trial], speed.curve(demand.trial).counts
         for width in [share, *(float(count) for count in reversed(counts) if count < share)]:
             devices = space.fit(width, demand.bytes, signature=demand.signature)
-            if devices:  # where too few devices have the memory for its share, a smaller width fits
+            if devices:  # too few devices may have the memory for the whole share
                 space.take(devices, width, demand.bytes, demand.signature)
                 made.append(Assignment(demand.trial, devices, width))
                 break
@@ -102,7 +102,7 @@ def _place(space: Capacity, demands: Sequence[Demand], speed: Speed, most: dict[
 
 
 def _resize(view: View, speed: Speed) -> list[Assignment]:
-    """Algorithm 2. Trials that shrink come first; trials that grow can have the devices they give up."""
+    """Algorithm 2. Trials that shrink come first, so that trials that grow can have the devices that come free."""
     groups = _by_group(holding.demand for _, holding in sorted(view.running.items()))
     dues = _dues(view, groups)
     shares: dict[int, float] = {}

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import islice
+from operator import attrgetter
 
 from penstock.scheduling.base import FULL, Assignment, Demand, Scheduler, View
 from penstock.scheduling.capacity import Capacity, refuse_impossible
@@ -70,6 +71,8 @@ def _for_each(
     scheduler: Scheduler, view: View, demands: Sequence[Demand], waiting: int, speed: Speed
 ) -> list[Assignment]:
     refuse_impossible(view, demands)
+    if len(view.devices) == 1 and not view.running and not any(one.signature and _kind(one, speed) for one in demands):
+        return _next_alone(scheduler, view, demands, speed)
     parts = _parts(view, demands, speed)
     patience = waiting + len(view.running)
     _deal(parts, {name: left.bytes for name, left in view.room.items() if left.share > 1 - FULL}, patience)
@@ -84,13 +87,24 @@ def _for_each(
     return made
 
 
+def _next_alone(scheduler: Scheduler, view: View, demands: Sequence[Demand], speed: Speed) -> list[Assignment]:
+    """Give the only device, which is free, to the next of some trials that share none: there is nothing to deal."""
+    if speed.shared(demands[0].trial):
+        return scheduler(view, demands, speed)
+    return [Assignment(max(demands, key=attrgetter("priority")).trial, tuple(view.devices))]
+
+
 def _spread(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
     """Spread trials whose cost of sharing is not measured evenly over all devices, neighbours together."""
     space, fitting, places = Capacity(view.devices, view.room, view.kinds), [], []
+    left = sum(room.share for room in view.room.values())
     for demand in sorted(demands, key=lambda demand: -demand.priority):
+        if left <= FULL:
+            break
         share = 1 / speed.curve(demand.trial).most
         if (devices := space.fit(share, demand.bytes, signature=demand.signature)) is not None:
             space.take(devices, share, demand.bytes, demand.signature)
+            left -= share
             fitting.append(demand)
             places.append(devices)
     if len({demand.bytes for demand in fitting}) == 1:
@@ -175,6 +189,8 @@ def by_position(made: Sequence[Assignment], demands: Sequence[Demand]) -> list[A
     >>> [one.devices[0] for one in by_position(made, waiting)]
     ['gpu 0', 'gpu 1', 'gpu 0', 'gpu 1']
     """
+    if all(one.share >= 1 for one in made):
+        return list(made)
     known = {demand.trial: demand for demand in demands}
     hands: dict[tuple[str, float, int], list[Assignment]] = {}
     for one in made:

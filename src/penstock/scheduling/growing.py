@@ -79,11 +79,7 @@ def split(view: View, speed: Speed) -> list[Assignment]:
         return []
     leaving = trials[fewer:]
     hands = [leaving[i : i + fewer] for i in range(0, len(leaving), fewer)]
-    return [
-        Assignment(trial, (name,), 1 / fewer, "fused" if fewer > 1 else "solo")
-        for name, hand in zip(free, hands, strict=False)
-        for trial in hand
-    ]
+    return [Assignment(trial, (name,), 1 / fewer) for name, hand in zip(free, hands, strict=False) for trial in hand]
 
 
 def probe(view: View, ranked: Sequence[int], speed: Speed, growing: Growing) -> Assignment | None:
@@ -106,7 +102,7 @@ def probe(view: View, ranked: Sequence[int], speed: Speed, growing: Growing) -> 
             names = widen(view.devices, able, held, count, mixed=growing.mixed)
             if not are_apart(names, view):
                 lent = count - own(holding.assignment)
-                return Assignment(trial, names, float(count), "distributed", measure=True, lent=lent)
+                return Assignment(trial, names, float(count), measure=True, lent=lent)
     return None
 
 
@@ -135,7 +131,7 @@ def grow_apart(view: View, ranked: Sequence[int], speed: Speed, growing: Growing
             break
         trials = [trial for trial in trials if trial not in refused]
     had = {one.trial: own(view.running[one.trial].assignment) for one in made}
-    return [replace(one, mode="distributed", lent=len(one.devices) - had[one.trial]) for one in made]
+    return [replace(one, lent=len(one.devices) - had[one.trial]) for one in made]
 
 
 def give_back(view: View, ranked: Sequence[int], missing: int) -> list[Assignment]:
@@ -172,8 +168,7 @@ def _due(view: View, trial: int, ranked: Sequence[int], speed: Speed, growing: G
 
 def on_first(held: Assignment, count: int) -> Assignment:
     """The first ``count`` of a trial's devices."""
-    mode: Literal["solo", "distributed"] = "solo" if count == 1 else "distributed"
-    return Assignment(held.trial, held.devices[:count], float(count), mode, lent=max(0, count - own(held)))
+    return Assignment(held.trial, held.devices[:count], float(count), lent=max(0, count - own(held)))
 
 
 def grow(view: View, trials: Sequence[int], speed: Speed, growing: Growing) -> list[Assignment]:

@@ -25,12 +25,12 @@ Places = dict[int, tuple[str, ...]]
 def arrange(
     devices: Devices, held: Held, wanted: Mapping[int, int], fixed: Collection[int] = (), *, mixed: bool = False
 ) -> Places:
-    """Devices for each trial in ``wanted``, which gives their number; all of one type unless types may be ``mixed``.
+    """Devices for each trial. ``wanted`` has their number; a trial's are of one type unless types may be ``mixed``.
 
     ``held`` are the whole devices that running trials have. A trial whose number does not change keeps its devices,
     unless a larger trial would be on more nodes without them. The other trials are placed on as few nodes as possible,
-    the largest first. There each gets devices that it already has, or else the node with the fewest free devices that
-    are enough. The first device is on the node with most of the trial's devices. A ``fixed`` trial stays, and keeps its
+    the largest first. Each gets devices that it already has, or else the node with the fewest free devices that are
+    enough. The first device is on the node with most of the trial's devices. A ``fixed`` trial stays, and keeps its
     devices even where ``wanted`` does not name it.
 
     >>> devices = {f"{node}{i}": Device(f"{node}{i}", "h200", 80, node) for node in "ab" for i in range(4)}
@@ -62,11 +62,11 @@ def arrange(
 def consolidate(
     devices: Devices, held: Held, count: int, fixed: Collection[int] = ()
 ) -> tuple[Places, tuple[str, ...]]:
-    """The moves to make before all but ``count`` devices go, and the nodes that are empty then.
+    """The moves to make before all but ``count`` devices go, and the nodes that are empty after the moves.
 
-    Nodes are emptied while the others have ``count`` devices, nodes with the fewest devices in use first. A trial that
-    moves has as many devices as before, of the same type, on no more nodes. A node is not emptied where a trial cannot
-    move like that, or where a ``fixed`` trial is on it.
+    Nodes are emptied while the other nodes have ``count`` devices. The nodes with the fewest devices in use go first. A
+    trial that moves has as many devices as before, of the same type, on no more nodes. A node is not emptied where a
+    trial cannot move like that, or where a ``fixed`` trial is on it.
 
     >>> devices = {f"{node}{i}": Device(f"{node}{i}", "h200", 80, node) for node in "abc" for i in range(2)}
     >>> consolidate(devices, {0: ("a0",), 1: ("b1",)}, count=2)
@@ -106,9 +106,9 @@ def together(
     found: dict[int, tuple[str, ...]] = {}
     for type in sorted({devices[one.devices[0]].type for one in whole}):
         there = {name: one for name, one in devices.items() if one.type == type and name not in parts}
-        here = {trial: tuple(name for name in names if name in there) for trial, names in held.items()}
+        held_there = {trial: tuple(name for name in names if name in there) for trial, names in held.items()}
         wanted = {one.trial: round(one.share) for one in whole if one.devices[0] in there}
-        found |= arrange(there, here, wanted, [trial for trial in held if trial not in named])
+        found |= arrange(there, held_there, wanted, [trial for trial in held if trial not in named])
     return [replace(one, devices=found.get(one.trial, one.devices)) for one in made]
 
 
@@ -194,7 +194,7 @@ def _fit(
         for i, (node, names) in enumerate(choices.items()):
             take = min(missing, len(names))
             if take + beside < missing:
-                continue  # too few devices, even together with the largest other nodes: one more node would be needed
+                continue  # with this node, even the largest other nodes have too few devices
             here = Counter(holder[name] for name in names if name in holder and holder[name] not in displaced)
             off = _fewest(here, smaller, take - len(names) + here.total())
             keeps = min(take, sum(name in own for name in names))
@@ -230,7 +230,7 @@ def _fewest(here: Mapping[int, int], places: Held, need: int) -> tuple[int, ...]
 
 
 def _possible(sizes: Collection[int], rooms: Sequence[int]) -> bool:
-    """Whether trials of these sizes can be divided among the types; trials of one device fit wherever one is left."""
+    """Whether trials of these sizes can be divided among the types; a trial of one device fits any type with room."""
     wide = sorted((size for size in sizes if size > 1), reverse=True)
     stack = [(0, tuple(sorted(rooms)))]
     seen = set(stack)
@@ -238,7 +238,7 @@ def _possible(sizes: Collection[int], rooms: Sequence[int]) -> bool:
         placed, left = stack.pop()
         if placed == len(wide):
             return True
-        for i in reversed(range(len(left))):  # pushed last, the smallest room that is enough is looked at first
+        for i in reversed(range(len(left))):  # the smallest room that is enough is pushed last and so looked at first
             after = (placed + 1, tuple(sorted((*left[:i], left[i] - wide[placed], *left[i + 1 :]))))
             if left[i] >= wide[placed] and after not in seen:
                 seen.add(after)

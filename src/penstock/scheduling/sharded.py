@@ -24,7 +24,7 @@ def sharded(view: View, demands: Collection[Demand], speed: Speed) -> list[Assig
         names = _next(free, demand.width, view)
         if names is None:
             break
-        made.append(Assignment(demand.trial, names, float(demand.width), "distributed"))
+        made.append(Assignment(demand.trial, names, float(demand.width)))
         free = {name: device for name, device in free.items() if name not in names}
     return made
 

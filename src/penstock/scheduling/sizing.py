@@ -11,11 +11,11 @@ from penstock.speed.model import Speed
 
 
 def size(view: View, demands: Collection[Demand], speed: Speed, provisioning: float = 0.0, before: int = 0) -> Request:
-    """The number of devices that waiting and running trials could use: one each, or as many as pay.
+    """The number of devices that waiting and running trials could use: one for each trial, or as many as pay.
 
-    A new device takes ``provisioning`` seconds to come. Each trial counts for one device. It counts for more only if it
-    will still train when they come. Trials that an algorithm has not asked for yet do not count, so a study with an
-    open group keeps the devices that it had ``before``.
+    A new device takes ``provisioning`` seconds to come. A trial counts for several devices only if it will still train
+    when new devices come, or if these devices are already there. Trials that an algorithm has not asked for yet do not
+    count, so a study with an open group keeps the devices that it had ``before``.
 
     >>> from penstock.bundle import Device
     >>> from penstock.speed.model import UNKNOWN

@@ -1,4 +1,7 @@
-"""Penstock's own scheduler: what Fluid's water-filling means to do, by looking ahead at what it would come to."""
+"""Penstock's own scheduler: all trials end as early as possible, which is the aim of Fluid's water-filling.
+
+Few trials on few devices are planned ahead. For more, a plan would take too long: they get shares by one common level.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +19,31 @@ from penstock.scheduling.lookahead.choose import FEW, SMALL, look_ahead, rebalan
 from penstock.scheduling.lookahead.layout import Option, options
 from penstock.speed.model import Speed
 
-SAMPLE = 256  # trials that the level is found from
-WORTH = 0.25  # the part of many devices that must be free before those that run are looked at
-ENOUGH = 8  # devices for each trial that waits, of many
-PATIENCE = 256  # askings by which a trial may be overtaken, if not more wait
+SAMPLE = 256  # the level is found from about so many trials, where there are more
+WORTH = 0.25  # the part of more than SMALL devices that must be free before running trials are resized
+ENOUGH = 8  # devices that are looked at for each waiting trial, besides SMALL
+PATIENCE = 256  # a trial asked for fewer than so many askings after another may always overtake it
 
 
 @by_type
 @until_measured
 def waterfill(view: View, demands: Collection[Demand], speed: Speed) -> list[Assignment]:
-    """Give every trial the least that lets all end by the earliest time possible, and start the trials that start now.
+    """Give each trial the least share by which all trials end as early as possible, and start the trials that go first.
 
-    - Trials on few devices are planned to their end, and so are the rungs that follow them: shares and an order are
-      laid out in time, fifo's next move and Fluid's are among those that are tried, and what ends first is begun.
-    - Many are given what the level of the water says: the least area by the time at which all areas fit.
-    - Of a group that others follow each trial has the share that wastes least: then most are done in a time.
-    - Of far more than fit, only the first few times as many as fit are looked at.
-    - No device is free while a trial waits that fits there. Of a group's trials those of a higher priority go first.
-      Then come the trials of the group with most time left, its later rungs among it; then the longest; then the first
-      to ask. Where a target is to be reached, the longest come before those of groups with much left. Groups divide the
-      devices by weight.
-    - Nobody starves: a trial is overtaken only by those asked for less than so many askings after it as four times
-      those that wait and run now, or 256.
-    - Where trials can be moved and nobody waits, those that run are given what is free if all end sooner so.
+    - Few trials on few devices are planned to their ends, with the rungs that follow them. The search tries many shares
+      and orders; fifo's next move and Fluid's are tried too. The plan that ends first is begun.
+    - Otherwise a trial gets the share with the least area, in device seconds, that lets it end by a common time. This
+      time is the level of the water: the earliest time by which all areas fit.
+    - A trial of an open group gets the share that wastes least, because there the throughput counts.
+    - Where far more trials wait than devices can hold, only the first of them are looked at.
+    - No device stays free while a trial that fits there waits. Trials of a higher priority go first. Then come trials
+      of the group with most time left, its later rungs included; then the longest trials; then the trials that were
+      asked for first. Where a study is to reach a target, the time that groups have left does not count.
+    - Groups divide the devices by weight.
+    - No trial starves. Trials that are asked for long after the first waiting trial do not overtake it, except on a
+      device that is too small for it. "Long after" means at least 256 askings, and at least four times as many askings
+      as trials wait and run now.
+    - Where trials can move and none waits, running trials are resized to use free devices, if trials end sooner so.
     """
     moves = math.isfinite(speed.moving)
     if not demands:
@@ -57,33 +62,40 @@ def waterfill(view: View, demands: Collection[Demand], speed: Speed) -> list[Ass
     beyond = len(demands) - len(window)
     made = _start(view, early, beyond, speed)
     if len(early) < len(window):
-        made += _start_late(_with(view, made, early), len(made) < len(early), window[len(early) :], beyond, speed)
+        made += _start_late(_view_after(view, made, early), len(made) < len(early), window[len(early) :], beyond, speed)
     if len(made) < len(window):
         given = {one.trial for one in made}
         refuse_impossible(view, (demand for demand in window if demand.bytes and demand.trial not in given))
     elif moves and not beyond and not many:
-        made += _rebalance(_with(view, made, window), speed, frozenset(one.trial for one in made))
+        made += _rebalance(_view_after(view, made, window), speed, frozenset(one.trial for one in made))
     return made
 
 
 def _enough(room: Mapping[str, Room], demands: Sequence[Demand]) -> Mapping[str, Room]:
-    """More devices than these trials could use, where there are so many that each of them fits on."""
+    """Some of very many devices, because it would take long to look at all of them.
+
+    Each has memory for any of these trials, and there are more than the trials could use. Where so many devices cannot
+    be found, it gives all.
+    """
     bytes, count = max(demand.bytes for demand in demands), SMALL + ENOUGH * len(demands)
     some = dict(islice(((name, left) for name, left in room.items() if left.bytes >= bytes), count))
     return some if len(some) == count else room
 
 
 def _start_late(view: View, waits: bool, demands: Sequence[Demand], beyond: int, speed: Speed) -> list[Assignment]:
-    """Start those that came late: while an earlier one waits, only on free devices, which are too small for it."""
+    """Start trials that were asked for late.
+
+    While an earlier trial ``waits``, they get only devices that are wholly free: these are too small for that trial.
+    """
     room = {name: left for name, left in view.room.items() if left.share > 1 - FULL or not waits}
     return _start(replace(view, room=room), demands, beyond, speed) if room else []
 
 
 def _start(view: View, demands: Sequence[Demand], beyond: int, speed: Speed) -> list[Assignment]:
-    """Start who starts now, part by part; ``beyond`` more wait behind these."""
+    """Choose the trials that start now, part by part; ``beyond`` is how many more trials wait behind ``demands``."""
     parts = divide(view, demands)
     plans = [_start_part(view, part, beyond, speed) for part in parts]
-    spare: dict[str, Room] = {}  # what is left by parts of which all trials start
+    spare: dict[str, Room] = {}  # the room that is left in parts whose trials all start
     for part, (made, space) in zip(parts, plans, strict=True):
         if len(made) == len(part.demands):
             spare |= space.free()
@@ -107,13 +119,12 @@ def _start(view: View, demands: Sequence[Demand], beyond: int, speed: Speed) -> 
 
 
 def _start_part(view: View, part: Due, beyond: int, speed: Speed) -> tuple[list[Assignment], Capacity]:
-    """Who of a part starts now, and what is left of its room then."""
+    """The assignments of the part's trials that start now, and the capacity that is left of its room."""
     space = Capacity(view.devices, part.room, view.kinds, view.unlike)
     opened = any(demand.open for demand in part.demands)
     if beyond or opened or len(part.demands) > FEW or len(view.devices) > SMALL:
         return _fill_up(space, part.demands, beyond, len(view.devices), speed, view.goal), space
-    here = _of(view, part)
-    made = look_ahead(here, part.demands, speed)
+    made = look_ahead(_part_view(view, part), part.demands, speed)
     _carry_out(space, made, part.demands)
     return made, space
 
@@ -121,8 +132,8 @@ def _start_part(view: View, part: Due, beyond: int, speed: Speed) -> tuple[list[
 def _fill_up(
     space: Capacity, demands: Sequence[Demand], beyond: int, devices: int, speed: Speed, goal: Goal
 ) -> list[Assignment]:
-    """Place trials at the level of the water, in order; where that does not fit, what is narrower."""
-    trials, known = {}, dict[tuple[int, bool], tuple[Option, ...]]()  # by the curve's id: hashing it is slow
+    """Place trials in order, each at the share that the level asks for, or else at the next narrower one that fits."""
+    trials, known = {}, dict[tuple[int, bool], tuple[Option, ...]]()  # by the curve's id: hashing a curve is slow
     for demand in demands:
         curve, alone = speed.curve(demand.trial), not demand.signature and not space.unlike
         if (id(curve), alone) not in known:
@@ -156,10 +167,11 @@ class _Trial(NamedTuple):
 
 
 def _level(trials: Sequence[_Trial], space: Capacity, beyond: int, devices: int) -> float:
-    """The earliest time by which all end: at once, if there is room for all at once; or else one after another.
+    """The earliest time by which all trials can end.
 
-    At once, shares add up to the room. One after another, areas add up to devices × time: taken for granted is that
-    areas can be cut at will, and that those beyond are like these.
+    Where there is room for all trials at once, their shares must fit into the room. Otherwise trials follow one
+    another, and their areas must fit into devices × time. That is an estimate: it assumes that areas can be cut at
+    will, and that the trials ``beyond`` are like these.
     """
     sample = sorted(trials, key=lambda trial: -trial.runtime)[:: max(1, len(trials) // SAMPLE)]
     part = len(sample) / (len(trials) + beyond)
@@ -184,7 +196,7 @@ def _level(trials: Sequence[_Trial], space: Capacity, beyond: int, devices: int)
 
 
 def _least(trial: _Trial, level: float) -> Option:
-    """The narrowest that ends by the level, which has the least area; the fastest where none does."""
+    """The narrowest option that ends by the level: it has the least area. Where none does, the fastest option."""
     for option in trial.options:
         if trial.runtime * option.seconds <= level:
             return option
@@ -197,14 +209,15 @@ def _rebalance(view: View, speed: Speed, fixed: frozenset[int] = frozenset()) ->
         return []
     made = []
     for part in divide(view, [holding.demand for _, holding in sorted(view.running.items())]):
-        made += rebalance(_of(view, part), speed, fixed)
+        made += rebalance(_part_view(view, part), speed, fixed)
     return made
 
 
-def _of(view: View, part: Due) -> View:
-    """What a part sees: its own trials that run, where they run, and its room.
+def _part_view(view: View, part: Due) -> View:
+    """The view of a part: its own running trials, the devices that they have, and its room.
 
-    Of a device that others are on, or have the room of, it has what its own trials give up and no more.
+    A device outside its room may be in use by other parts. There the part has only the room that its own trials give
+    up.
     """
     groups = part.groups
     running = {t: one for t, one in sorted(view.running.items()) if groups is None or one.demand.group in groups}
@@ -218,8 +231,8 @@ def _of(view: View, part: Due) -> View:
     return replace(view, devices=devices, running=running, room=room)
 
 
-def _with(view: View, made: Sequence[Assignment], demands: Collection[Demand]) -> View:
-    """The same with assignments carried out."""
+def _view_after(view: View, made: Sequence[Assignment], demands: Collection[Demand]) -> View:
+    """The view once assignments are carried out."""
     asked = {demand.trial: demand for demand in demands}
     space = Capacity(view.devices, view.room, view.kinds, view.unlike)
     _carry_out(space, made, demands)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import StudyError
+from penstock.numeric import finite, shown
 from penstock.speed.sizes import best_size
 
 
@@ -29,16 +30,21 @@ class Curve:
     tried: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if any(not 1 <= count <= len(self.scaling) for count in self.tried):
+        for name in ("sharing", "scaling"):
+            times = _numbers(getattr(self, name))
+            if not times or times[0] != 1 or not all(t is not None and t > 0 for t in times):
+                raise StudyError(
+                    f"A curve's {name} must be finite times above 0, relative to the first, which is 1; got "
+                    f"{shown(getattr(self, name))}."
+                )
+            object.__setattr__(self, name, times)
+        tried = _numbers(self.tried)
+        if tried is None or any(not isinstance(n, int) or not 1 <= n <= len(self.scaling) for n in tried):
             raise StudyError(
                 f"A curve's tried numbers of devices must be from 1 to {len(self.scaling)}, which is as far as its "
-                f"scaling goes; got {self.tried}."
+                f"scaling goes; got {shown(self.tried)}."
             )
-        for name, times in (("sharing", self.sharing), ("scaling", self.scaling)):
-            if not times or times[0] != 1 or not all(0 < t < math.inf for t in times):
-                raise StudyError(
-                    f"A curve's {name} must be finite times above 0, relative to the first, which is 1; got {times}."
-                )
+        object.__setattr__(self, "tried", tried)
 
     @property
     def most(self) -> int:
@@ -178,3 +184,8 @@ def _rate(points: Sequence[tuple[int, float]]) -> float:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _numbers(values: object) -> tuple[float | None, ...] | None:
+    """The plain numbers of a list, with None for each value that is no finite number; None where there is no list."""
+    return tuple(map(finite, values)) if isinstance(values, Iterable) else None

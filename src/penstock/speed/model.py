@@ -10,11 +10,12 @@ from functools import cache, partial
 from typing import Literal
 
 from penstock.speed.curve import Curve, measured
-from penstock.speed.sizes import LARGEST, UNKNOWN_SIZE
+from penstock.speed.sizes import FIXED_SIZE, LARGEST, UNKNOWN_SIZE
 
-Sharing = Literal["never", "measured", "forced"]
-"""Whether trials of one signature share a device: never, as many as measurements show to pay, or all of them."""
+Sharing = Literal["never", "measured", "forced", "fixed"]
+"""Whether trials of one signature share a device: never, as many as pay by measurement, all, or a fixed number."""
 
+SIZES: dict[Sharing, int] = {"forced": LARGEST, "fixed": FIXED_SIZE}  # of bundles that measure nothing
 _NOTHING: Mapping[int, float] = {}
 _ALONE = Curve()
 
@@ -136,7 +137,7 @@ class SpeedModel:
         if self.sharing == "never" or not signature:
             return 1
         known = self._kind(self._types[type], signature).size
-        return LARGEST if known is None and self.sharing == "forced" else known
+        return SIZES.get(self.sharing) if known is None else known
 
     def observed(self, trial: int, type: str, share: float, seconds: float, *, compare: bool = True) -> None:
         """Take the ``seconds`` of a unit at a ``share``: they refine the trial's own time, and the curve after a move.
@@ -267,7 +268,7 @@ class SpeedModel:
         """The curve of sharing where nothing was timed: it is free, up to the size given or a default."""
         if self.sharing == "never":
             return (1.0,)
-        return _free(size or (LARGEST if self.sharing == "forced" else UNKNOWN_SIZE))
+        return _free(size or SIZES.get(self.sharing, UNKNOWN_SIZE))
 
     def _refit(self, kind: _Kind) -> list[str]:
         curve, said = measured(_values(kind.sharing), _values(kind.scaling) if self.spreads else {})

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 UNKNOWN_SIZE = 64
 """The most trials of a bundle whose signature has not been measured yet."""
+FIXED_SIZE = 16
+"""The most trials of a bundle where nothing is decided by measured times."""
 LARGEST = 512
 """The most trials of any bundle: larger bundles were never seen to gain."""
 

@@ -7,21 +7,29 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from penstock import seeds
 from penstock.bundle import Description
 from penstock.errors import TaskError
+from penstock.numeric import legible, shown, sort
 from penstock.task import task_name
 from penstock.training.checkpoint import check_loadable
-from penstock.training.data import ABSENT, ReadConfig
+from penstock.training.comparing import compared
+from penstock.training.copying import uncopied
+from penstock.training.data import ABSENT, ReadConfig, handed_out
+from penstock.training.differing import difference
 from penstock.training.fused.stacked import Unfusable
-from penstock.training.loop import Training
+from penstock.training.keeping import look, untouched, written
+from penstock.training.loop import Training, made_model
 from penstock.training.random.generators import position, seed_everything
+from penstock.training.random.keyed import unshared
 from penstock.training.runs.base import out_of_memory
-from penstock.training.signature import attributes, compared, signature
+from penstock.training.signature import attributes, signature
 from penstock.training.spread.parts import Part
+from penstock.training.unlike import Signatures
 from penstock.trial import Config
 
 Result = TypeVar("Result")
@@ -29,10 +37,11 @@ Result = TypeVar("Result")
 HELD = 0.4  # of a device's memory may be the states of trials that share it; the rest is for what a step computes
 
 
-def describe(training: Training, known: list[Reads], *, train: bool) -> Description:
+def describe(training: Training, known: list[Reads], *, train: bool, seen: Signatures | None = None) -> Description:
     """Describe a trial that is then thrown away; with ``train``, by a dry batch, which raises TaskError.
 
     ``known`` keeps the values that loss and metrics were seen to read from configs: they run once for many alike.
+    ``seen`` keeps signatures, so that it can be said why another one is unlike them.
     """
     model, bytes = _attributes(training), _state_bytes(training)
     description = Description(bytes=bytes, beside=int(bytes / HELD))
@@ -41,23 +50,33 @@ def describe(training: Training, known: list[Reads], *, train: bool) -> Descript
         description, found = _watched(training, dry_batch)
     elif reads is None:
         _, found = _watched(training, _forward)
+    if train or reads is None:
+        another = _another(training)  # which is refused where the task returns one module for all trials
     if reads is None:
-        reads = replace(found, model=model, refusal=found.refusal or _other_each_time(training, model))
+        refusal = found.refusal or _other_each_time(training.filled(another.to(training.device)), model)
+        refusal = refusal or uncopied(another)
+        reads = replace(found, model=model, refusal=refusal)
         known.append(reads)
     try:
         if reads.refusal or isinstance(model, str):
             raise Unfusable(model if isinstance(model, str) else reads.refusal)
-        values = {**reads.values, **training.data.read}
+        values = {**reads.values, **training.data.read, **training.kept.compared()}
         made = signature(training.task, model, training.model, training.optimizer, training.batch_size, values)
     except Unfusable as error:
         return replace(description, reason=str(error))
-    return replace(description, signature=made, batch_size=training.batch_size)
+    unlike = ("", "") if seen is None else seen.unlike(made)
+    return replace(description, signature=str(made), batch_size=training.batch_size, unlike=unlike)
 
 
 def _state_bytes(training: Training) -> int:
     """About the bytes that a trial holds between two steps: its weights and the best ones, gradients, two moments."""
     weights = sum(p.nbytes for p in training.model.parameters() if not is_lazy(p))
-    return 5 * weights + 2 * sum(b.nbytes for b in training.model.buffers())
+    return 5 * weights + 2 * sum(_bytes(b) for b in training.model.buffers())
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor's elements; of a sparse one, those that it would have if it were dense."""
+    return tensor.numel() * tensor.element_size()
 
 
 def _attributes(training: Training) -> list[str] | str:
@@ -68,15 +87,20 @@ def _attributes(training: Training) -> list[str] | str:
         return str(error)
 
 
-def _other_each_time(training: Training, looks: list[str] | str) -> str:
+def _another(training: Training) -> nn.Module:
+    """Another trial's model, of the same config and with other weights."""
+    seed_everything(seeds.key("another trial"))
+    return made_model(training.task, training.config)
+
+
+def _other_each_time(another: nn.Module, looks: list[str] | str) -> str:
     """The part of the model that cannot be compared or is drawn at random, as a refusal.
 
-    In a bundle, one trial's module runs for all. So another trial's model is made here, with other weights.
+    In a bundle, one trial's module runs for all. So ``looks`` is compared with another trial's model.
     """
     if isinstance(looks, str):
         return ""
-    seed_everything(seeds.key("another trial"))
-    again = attributes(training.task.model(training.config).to(training.device))
+    again = attributes(another)
     if again == looks:
         return ""
     path = ""
@@ -84,8 +108,11 @@ def _other_each_time(training: Training, looks: list[str] | str) -> str:
         name, is_module = new.split()[0], new.startswith("module")
         path = new.split(" ")[1] if is_module else path
         if old != new:
-            what = f"module {path}" if is_module else f"{path}.{name}".lstrip(".")
-            return f"the model's {what} is another each time that it is made, or cannot be compared"
+            kept = 2 if is_module else 1
+            found = difference(old.lstrip().split(" ", kept)[-1], new.lstrip().split(" ", kept)[-1])
+            what = f"module {path}".rstrip() if is_module else f"{path}.{name}".lstrip(".")
+            said = found.said(what, one="in one model", other="in another of the same config")
+            return f"the model's {said}: {found.advice}"
     return "the model has more modules each time that it is made"
 
 
@@ -111,13 +138,15 @@ def _watched(training: Training, run: Callable[[Training], Result]) -> tuple[Res
     """
     config = ReadConfig(training.config)
     training.read_from(config)
-    drawn = position()
-    result = run(training)
+    drawn, before = position(), look(training.task)
+    with untouched(training.task):
+        result = run(training)
+        wrote = written(training.task, before)
     refusal = ""
-    if unkeyed := training.randomness.unkeyed:
-        refusal = (
-            f"{', '.join(unkeyed)} draws from torch's generator in a way that cannot be repeated for several trials"
-        )
+    if wrote:
+        refusal = f"the loss or the metrics write {wrote}, which trials would share: keep it in a buffer of the model"
+    elif unkeyed := training.randomness.unkeyed:
+        refusal = unshared(unkeyed)
     elif position() != drawn:
         refusal = "the loss draws from Python's or numpy's random generator, which trials cannot share"
     return result, Reads(dict(config.read), refusal)
@@ -160,7 +189,7 @@ def dry_batch(training: Training) -> Description:
 
 
 def _check_made(training: Training) -> None:
-    """Refuse a task that has nothing to train, or no optimizer or precision for it."""
+    """Refuse a task that has nothing to train, or no optimizer for it, or a precision that its device has not."""
     task, model, name = training.task, training.model, task_name(training.task)
     own = {id(p) for p in model.parameters()}
     if not own:
@@ -170,8 +199,6 @@ def _check_made(training: Training) -> None:
             f"{name}.optimizer holds none of the model's parameters: build it from the params it is given, "
             "not from another model."
         )
-    if task.precision not in ("fp32", "bf16", "fp16"):
-        raise TaskError(f'{name}.precision must be "fp32", "bf16" or "fp16", got {task.precision!r}.')
     if task.precision == "fp16" and training.device.type == "cpu":
         raise TaskError(f'{name}.precision is "fp16", which a CPU does not train: use "bf16" or "fp32".')
 
@@ -190,10 +217,12 @@ def _dry_step(training: Training, batch: Any, name: str, *, last: bool) -> bool:
 def _dry_gradients(training: Training, batch: Any, name: str) -> None:
     task, model = training.task, training.model
     with training.autocast():
-        loss = task.loss(model, batch, training.config)
+        loss = task.loss(model, handed_out(batch), training.config)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.ndim > 0:
-        shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{type(loss).__name__}"
-        raise TaskError(f"{name}.loss must return a scalar tensor, got {shape}: take its mean or sum.")
+        raise TaskError(
+            f"{name}.loss must return a scalar tensor that depends on the model's parameters, got {sort(loss)}: take "
+            "its mean or sum."
+        )
     grads: tuple[Any, ...] = ()
     if loss.requires_grad:
         params = [p for p in model.parameters() if p.requires_grad]
@@ -212,12 +241,16 @@ def _dry_metrics(training: Training, name: str) -> tuple[str, ...]:
         batch, _ = next(iter(training.data.valid.all(training.task.eval_batch_size)))
         metrics = training.task.metrics(training.model, batch, training.config)
     if not isinstance(metrics, Mapping) or not metrics:
-        raise TaskError(f"{name}.metrics must return a dict of scalars, got {metrics!r}.")
+        raise TaskError(f"{name}.metrics must return a dict of scalars, got {shown(metrics)}.")
     for key, value in metrics.items():
+        if not isinstance(key, str) or key != legible(key):
+            raise TaskError(f"{name}.metrics must name its scalars by text that can be printed, got {shown(key)}.")
         try:
             float(value)
         except (TypeError, ValueError, RuntimeError):
-            raise TaskError(f"{name}.metrics must return scalars, got {type(value).__name__} for {key!r}.") from None
+            raise TaskError(
+                f"{name}.metrics must return scalars, got {sort(value)} for {key!r}: take its mean, or leave it out."
+            ) from None
     return tuple(metrics)
 
 

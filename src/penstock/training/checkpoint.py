@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from penstock.errors import TaskError
+from penstock.log.reading import content, lost, sum_of
 from penstock.log.states import States
 from penstock.trial import StateRef
 
@@ -24,23 +25,42 @@ def save(state: State, states: States | Path | str, name: str) -> StateRef:
     """Write a state so that it is whole before its name exists."""
     buffer = io.BytesIO()  # all in one write: the zip writer seeks, which is slow on network file systems
     torch.save(state, buffer)
-    States.of(states).write(name, buffer.getbuffer())
-    return StateRef(name, state["unit"], state["step"], buffer.tell())
+    written = buffer.getbuffer()
+    States.of(states).write(name, written)
+    return StateRef(name, state["unit"], state["step"], len(written), sum_of(written))
 
 
 def load(states: States | Path | str, ref: StateRef) -> State:
-    """The state that a reference names, on the CPU; ``restore`` brings it to the trial's device."""
+    """The state that a reference names, on the CPU; ``restore`` brings it to the trial's device.
+
+    A StateError says that the file is not the one that was written. Where it is that one and cannot be loaded all the
+    same, training again would not help, and a TaskError says so.
+    """
     states = States.of(states)
+    found = content(states, ref)
     try:
-        with states.read(ref.file) as file:
-            state: State = torch.load(file, map_location="cpu", weights_only=True)
+        state: State = torch.load(io.BytesIO(found), map_location="cpu", weights_only=True)
+        trial = state.pop("trial", None)
     except Exception as error:
+        why = f"{type(error).__name__}: {_why(error)}"
+        if ref.sum is None:
+            raise lost(states, ref, why) from None
         raise TaskError(
-            f"The state {states.where(ref.file)} cannot be read ({type(error).__name__}: {_why(error)}): expected the "
-            f"{ref.bytes} bytes that the log names, and in them tensors, numbers, strings and containers of them. "
-            "Restore the file, or start the study under another name."
+            f"The state {states.where(ref.file)} cannot be loaded ({why}): expected tensors, numbers, strings and "
+            "containers of them, in the form of this version of torch."
         ) from None
+    if trial is not None and trial != ref.trial:
+        raise lost(states, ref, f"it is of trial {trial}")
     return state
+
+
+def copied(state: State) -> State:
+    """A state as it would come back from its file."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    copy: State = torch.load(buffer, map_location="cpu", weights_only=True)
+    return copy
 
 
 def check_loadable(state: State, what: str) -> None:

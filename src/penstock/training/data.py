@@ -16,10 +16,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from penstock.errors import TaskError
+from penstock.numeric import shown
 from penstock.seeds import key
-from penstock.task import Task, task_name
+from penstock.task import Task, left_by_exit, task_name
+from penstock.training.comparing import compared
 from penstock.training.random.generators import own_randomness, seed_everything
-from penstock.training.signature import compared
 from penstock.trial import Config
 
 GATHERED = 2**24  # bytes of shuffled rows that are made at a time
@@ -51,26 +52,34 @@ class Source(ABC):
 
 
 class TensorSource(Source):
-    """Tensors of equal length, whole on the device where they fit.
+    """Tensors of equal length, whole on the device where they fit. With ``names``, a batch is a dict of them.
 
     Every trial sees the same epochs, so a small epoch's batches are made once and kept for the next trial. A task that
     changes a batch in place slows down itself alone: torch counts a tensor's changes, and a changed tensor is made
     again.
     """
 
-    def __init__(self, tensors: tuple[torch.Tensor, ...], seed: int, device: torch.device) -> None:
+    def __init__(
+        self, tensors: tuple[torch.Tensor, ...], seed: int, device: torch.device, names: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(seed, len(tensors[0]))
         self.device = device
+        self.names = names  # of the tensors, where a batch is a dict
         self.bytes = sum(t.nbytes for t in tensors)
         self.tensors = tuple(t.to(device) for t in tensors) if _fits(self.bytes, device) else tensors
         self._kept: dict[tuple[int, int], tuple[list[torch.Tensor], list[int], list[Any]]] = {}
 
     def batches(self, epoch: int, start: int, size: int, cut: Cut | None = None) -> Iterator[Any]:
+        batches = self._batches(epoch, start, size)
         if cut is not None:
-            for batch in self.batches(epoch, start, size):
-                wanted = cut(len(batch[0]))
-                yield tuple(t[wanted] for t in batch)
-            return
+            batches = (tuple(t[cut(len(batch[0]))] for t in batch) for batch in batches)
+        return map(self._named, batches) if self.names else batches
+
+    def _named(self, batch: tuple[torch.Tensor, ...]) -> Any:
+        """A batch as the task sees it. A dict is made anew each time, since a loss may take entries out of it."""
+        return dict(zip(self.names, batch, strict=True)) if self.names else batch
+
+    def _batches(self, epoch: int, start: int, size: int) -> Iterator[tuple[torch.Tensor, ...]]:
         if self.bytes > GATHERED or start % size:
             chunk = max(1, GATHERED * self.length // max(1, self.bytes) // size) * size
             for rows in torch.split(self.order(epoch)[start:], chunk):
@@ -96,7 +105,7 @@ class TensorSource(Source):
         before = [t._version for t in self.tensors]
         for begin in range(first * size, self.length, every * size):
             batch = tuple(t[begin : begin + size].to(self.device) for t in self.tensors)
-            yield batch, len(batch[0])
+            yield self._named(batch), len(batch[0])
         if [t._version for t in self.tensors] != before:
             raise TaskError("Task.metrics changed a validation batch in place, which all trials share: work on a copy.")
 
@@ -115,7 +124,12 @@ class DatasetSource(Source):
             return self._idle.pop()
         plan, given = _Plan(), self._arguments
         keep = {"persistent_workers": given.get("num_workers", 0) > 0}
-        return DataLoader(self._dataset, batch_sampler=plan, **{**keep, **given}), plan
+        try:
+            return DataLoader(self._dataset, batch_sampler=plan, **{**keep, **given}), plan
+        except (TypeError, ValueError) as error:
+            raise TaskError(
+                f"A task's loader must have arguments of torch's DataLoader, got {shown(given)}: {error}"
+            ) from None
 
     def batches(self, epoch: int, start: int, size: int, cut: Cut | None = None) -> Iterator[Any]:
         order = self.order(epoch).tolist()
@@ -134,10 +148,17 @@ class DatasetSource(Source):
         try:
             for rows in batches:
                 with own_randomness():
-                    batch = next(reading)
+                    batch = _next(reading)
                 yield _to(batch, self.device), len(rows)
         finally:
             self._idle.append((loader, plan))
+
+
+def _next(reading: Iterator[Any]) -> Any:
+    try:
+        return next(reading)
+    except SystemExit as error:
+        raise TaskError(left_by_exit("The dataset", error)) from None
 
 
 _Rows = list[tuple[object, int, int]]  # by sample of a batch: the epoch, the place in it, and the index
@@ -236,20 +257,22 @@ class DataCache:
         return Data(self._source(pair[0], "training"), self._source(pair[1], "validation"), read)
 
     def _source(self, data: Any, role: str) -> Source:
-        if isinstance(data, TensorDataset):
+        if isinstance(data, TensorDataset) and _plain(data):
             data = data.tensors
         if isinstance(data, torch.Tensor):
             data = (data,)
+        if _tensors(data) and "collate_fn" in self.task.loader:
+            data = TensorDataset(*self._of_one_length(data, role))  # whose samples go through that function
         name = task_name(self.task)
+        names: tuple[str, ...] = ()
+        if isinstance(data, Mapping) and data and all(_is_column(*item) for item in data.items()):
+            names, data = tuple(data), self._of_one_length(tuple(data.values()), role)
+            if "collate_fn" in self.task.loader:
+                data = [dict(zip(names, row, strict=True)) for row in zip(*data, strict=True)]
         columns = isinstance(data, Mapping) and 0 not in data  # a mapping from 0 on is a dataset
         columns |= isinstance(data, tuple) and any(hasattr(t, "shape") for t in data)
-        if isinstance(data, tuple | list) and data and all(isinstance(t, torch.Tensor) for t in data):
-            lengths = [len(t) if t.ndim else 0 for t in data]
-            if len(set(lengths)) > 1:
-                raise TaskError(
-                    f"The {role} tensors of {name}.data must have one length, got {lengths}: a row of each is a sample."
-                )
-            source: Source = TensorSource(tuple(data), self.seed, self.device)
+        if _tensors(data):
+            source: Source = TensorSource(self._of_one_length(data, role), self.seed, self.device, names)
         elif (
             hasattr(data, "__len__")
             and hasattr(data, "__getitem__")
@@ -258,13 +281,22 @@ class DataCache:
             source = DatasetSource(data, self.seed, self.device, self.task.loader)
         else:
             raise TaskError(
-                f"The {role} data of {name}.data must be a tuple of tensors or a map-style dataset "
+                f"The {role} data of {name}.data must be a tuple or a dict of tensors, or a map-style dataset "
                 f"(with __len__ and __getitem__), got {_kind(data)}: make tensors of arrays, and "
                 "leave batches to Penstock."
             )
         if source.length == 0:
             raise TaskError(f"The {role} data of {name}.data has length 0: expected at least one sample.")
         return source
+
+    def _of_one_length(self, tensors: Any, role: str) -> tuple[torch.Tensor, ...]:
+        lengths = [len(t) if t.ndim else 0 for t in tensors]
+        if len(set(lengths)) > 1:
+            raise TaskError(
+                f"The {role} tensors of {task_name(self.task)}.data must have one length, got {lengths}: a row of each "
+                "is a sample."
+            )
+        return tuple(tensors)
 
 
 ABSENT = "a value that is not there"
@@ -325,6 +357,31 @@ def _same(one: Any, other: Any) -> bool:
         return bool(one == other)
     except (ValueError, RuntimeError):  # arrays and tensors, which are compared element by element
         return compared(one) == compared(other)
+
+
+def _is_column(key: object, value: object) -> bool:
+    return isinstance(key, str) and isinstance(value, torch.Tensor)
+
+
+def handed_out(batch: Any) -> Any:
+    """A batch for one call of a loss, which may take entries out of a dict: ``labels = batch.pop("labels")``.
+
+    >>> batch = {"x": 1, "labels": 2}; handed_out(batch).pop("labels"), batch
+    (2, {'x': 1, 'labels': 2})
+    """
+    return dict(batch) if type(batch) is dict else batch
+
+
+def _tensors(data: Any) -> bool:
+    return isinstance(data, tuple | list) and bool(data) and all(isinstance(t, torch.Tensor) for t in data)
+
+
+def _plain(data: TensorDataset) -> bool:
+    """Whether a dataset's samples are the rows of its tensors: a class of the user's own may give others."""
+    reading = ("__getitem__", "__len__")
+    return all(getattr(type(data), name, None) is getattr(TensorDataset, name, None) for name in reading) and not (
+        vars(data).keys() & set(reading)
+    )
 
 
 def _fits(size: int, device: torch.device) -> bool:

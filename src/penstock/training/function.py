@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
+from copy import deepcopy
+from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from penstock.bundle import Job
 from penstock.errors import Paused, TaskError
+from penstock.numeric import legible, shown, sort
 from penstock.seeds import key
-from penstock.task import FunctionTask
+from penstock.task import FunctionTask, left_by_exit
 from penstock.training.random.generators import random_state, seed_everything, set_random_state
-from penstock.trial import Config, Metrics
+from penstock.trial import Config, Metrics, score
 
 if TYPE_CHECKING:
     from penstock.training.checkpoint import State
@@ -58,13 +62,15 @@ class FunctionTraining:
     can_stop = False  # only where it reports
     can_divide = False
 
-    def __init__(self, task: FunctionTask, trial: int, config: Config, *, seed: int, device: str) -> None:
+    def __init__(self, job: Job, task: FunctionTask, trial: int, config: Config, *, device: str) -> None:
         self.task, self.trial, self.config, self.device = task, trial, config, device
-        self.seed = key(seed, "trial", trial)
+        self._metric, self._mode = job.metric, job.mode
+        self.seed = key(job.seed, "trial", trial)
         self.unit = self.step = 0
         self._first = True  # of this run of the function
         self._kept: Any = None  # the state of the last report: objects of the function, which it goes on to change
         self._skipped = False  # a report came without a state
+        self._best = Best()  # of the reports that came with a state
         self._metrics: dict[str, float] = {}
         self._error: BaseException | None = None
         self._over = self._paused = False
@@ -89,12 +95,20 @@ class FunctionTraining:
         self._kept = state["state"]
         if not inherited:
             self.take_up(state["random"])
+            self._best = Best.of(state)
 
     def state(self) -> State | None:
         """The state that the function gave with its last report; None where it gave none."""
         if self._kept is None:
             return None
-        return {"unit": self.unit, "step": self.step, "state": self._kept, "random": random_state(with_torch=True)}
+        best, at_best = self._best, self._best.unit == self.unit
+        return {
+            "unit": self.unit,
+            "step": self.step,
+            "state": best.state if at_best else self._kept,
+            "random": random_state(with_torch=True),
+            "best": {"score": best.score, "unit": best.unit, "state": None if at_best else best.state},
+        }
 
     @property
     def urgent(self) -> bool:
@@ -125,7 +139,7 @@ class FunctionTraining:
         except Paused:
             pass
         except SystemExit as error:  # it would end the program of its author; in a study it ends one trial
-            self._error = TaskError(f"The function ended by sys.exit({error.code!r}): return, or raise an exception.")
+            self._error = TaskError(left_by_exit("The function", error))
         except BaseException as error:
             self._error = error
         self._over = True
@@ -135,10 +149,10 @@ class FunctionTraining:
         """Take a report of the function, in the function's thread."""
         if self._paused:
             raise Paused
-        expected = f"from 1 to {self.unit + 1}" if self._first else str(self.unit + 1)
+        expected = f"from 1 to {self.unit + 1}" if self._first and self.unit else str(self.unit + 1)
         if isinstance(step, bool) or not isinstance(step, Integral) or step < 1 or step > self.unit + 1:
             raise TaskError(
-                f"trial.report expected step {expected} after {self.unit} reported units, got {step!r}: "
+                f"trial.report expected step {expected} after {self.unit} reported units, got {shown(step)}: "
                 "report every unit once, counting from 1 (go on from trial.state where there is one)."
             )
         if not self._first and step != self.unit + 1:
@@ -146,14 +160,52 @@ class FunctionTraining:
         self._metrics = {name: _number(name, value) for name, value in metrics.items()}
         self._first, self.unit, self.step, self._kept = False, int(step), int(step), state
         self._skipped = self._skipped or state is None
+        value = score(self._metrics, self._metric, self._mode)
+        if state is not None and value > self._best.score:
+            self._best = Best(value, self.unit, on_cpu(state))  # a copy: the function goes on to change its objects
         self._turn_of_worker.release()
         self._turn_of_function.acquire()
         if self._paused:
             raise Paused
 
 
+@dataclass(frozen=True)
+class Best:
+    """The best of a trial's reports that came with a state, and a copy of that state."""
+
+    score: float = float("-inf")
+    unit: int = 0
+    state: Any = None
+
+    @classmethod
+    def of(cls, saved: State) -> Best:
+        """The best report that a saved state knows; none where the state is of a version that kept none."""
+        if "best" not in saved:
+            return cls()
+        best = saved["best"]
+        return cls(best["score"], best["unit"], saved["state"] if best["state"] is None else best["state"])
+
+
+def on_cpu(state: Any) -> Any:
+    """A copy of a function's state, with its tensors on the CPU; what cannot be copied is refused when it is saved."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().to("cpu", copy=True)
+        try:
+            return deepcopy(value)
+        except Exception:
+            return value
+
+    return tree_map(copied, state)
+
+
 def _number(name: str, value: Any) -> float:
+    if name != legible(name):
+        raise TaskError(f"trial.report expected a metric's name that can be printed, got {shown(name)}.")
     try:
         return float(value)
-    except (TypeError, ValueError):
-        raise TaskError(f"trial.report expected a number for {name}, got {type(value).__name__}.") from None
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise TaskError(f"trial.report expected a number for {name}, got {sort(value)}.") from None

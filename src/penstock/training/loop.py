@@ -1,8 +1,8 @@
 """The training loop: one trial on one device, read from top to bottom.
 
-Initial weights come from (study seed, trial number). The forward's random draws (dropout) are keyed by (trial
-seed, step, call), and torch's generators are seeded by (trial seed, step) for other draws. So a trial that is stopped
-at any step and continued in another process goes on as if it had never stopped.
+Initial weights come from (study seed, trial number). The forward's random draws are keyed by (trial seed, step, call),
+and torch's generators are seeded by (trial seed, step) for draws that cannot be. So a trial that is stopped at any step
+and continued in another process goes on as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from penstock.errors import TaskError
+from penstock.numeric import shown, sort, whole
 from penstock.seeds import key
 from penstock.task import Task, task_name
 from penstock.training.checkpoint import State
-from penstock.training.data import Data
+from penstock.training.data import Data, handed_out
+from penstock.training.keeping import kept, look
+from penstock.training.lazy import fill
 from penstock.training.random.generators import position, random_state, seed_everything, set_random_state
 from penstock.training.random.keyed import Solo
+from penstock.training.returned import remember, returned_before
 from penstock.training.spread.parts import InParts, Part
 from penstock.trial import Config, Metrics, Mode, score
 
@@ -36,7 +40,9 @@ class Training:
     optimizer: torch.optim.Optimizer
     scheduler: Any
     every_step: bool  # whether the scheduler steps at every step, or at every unit
+    numbered: bool  # whether it is told the number of both, as those of timm are
     zeroed: list[nn.Parameter] | None  # the parameters whose gradients are dropped by hand
+    groups: int  # how many groups of parameters the optimizer had then
     closure: bool  # whether the optimizer evaluates the loss itself
 
     can_stop = True  # at every step
@@ -60,11 +66,14 @@ class Training:
         self.seed = key(seed, "trial", trial)
         self.batch_size = batch_size(task, config, data.train.length)
         seed_everything(key(seed, "weights", trial))
-        self.model = self.brought(task.model(config))
+        before = look(task)
+        self.model = self.filled(self.brought(made_model(task, config)))
+        self.kept = kept(task, self.model, before)
         self.optimize()
         self.scaler = torch.amp.GradScaler(device.type) if task.precision == "fp16" else None
         # The random draws of the loss, and those of the metrics.
-        self.randomness, self.eval_randomness = (Solo(self.model, _generators(device)) for _ in range(2))
+        functions = (task.loss, task.metrics)
+        self.randomness, self.eval_randomness = (Solo(self.model, _generators(device), one) for one in functions)
         self.parts = 1  # how many parts a batch is taken in, one after another
         self._taken = Part(0, self.batch_size, self.batch_size)  # the part that is computed now
         self.take_up(None)
@@ -83,21 +92,38 @@ class Training:
         """A new model, brought to the device that it trains on."""
         return model.to(self.device)
 
+    def filled(self, model: nn.Module) -> nn.Module:
+        """A new model, whose lazy parameters have got their shapes from the first batch."""
+        return fill(model, self._first_forward)
+
+    def _first_forward(self, model: nn.Module) -> None:
+        batch = next(iter(self.data.train.batches(0, 0, self.batch_size)))
+        with self.autocast():
+            self.task.loss(model, batch, self.config)
+
     def optimize(self) -> None:
         """Make the optimizer and the scheduler of the model's parameters."""
         task, config = self.task, self.config
         self.optimizer = task.optimizer(list(self.model.parameters()), config)
         if not isinstance(self.optimizer, torch.optim.Optimizer):
-            kind = type(self.optimizer).__name__
-            raise TaskError(f"{task_name(task)}.optimizer must return a torch optimizer, got {kind}.")
+            raise TaskError(
+                f"{task_name(task)}.optimizer must return a torch optimizer, got {sort(self.optimizer)}: return one of "
+                "the params that it is given, such as torch.optim.SGD(params, lr=0.1)."
+            )
         # Dropping gradients by hand does what zero_grad does without its profiling, which a small model's step feels.
         plain = type(self.optimizer).zero_grad is torch.optim.Optimizer.zero_grad
         self.zeroed = [p for group in self.optimizer.param_groups for p in group["params"]] if plain else None
+        self.groups = len(self.optimizer.param_groups)
         self.closure = isinstance(self.optimizer, torch.optim.LBFGS)
         self.scheduler, self.every_step = split_scheduler(task.scheduler(self.optimizer, config))
+        self.numbered = callable(getattr(self.scheduler, "step_update", None))
 
     def take_up(self, random: State | None) -> None:
-        """Set the global generators to where this trial left them; None where it has drawn nothing from them yet."""
+        """Set the global generators to where this trial left them; None where it has drawn nothing from them yet.
+
+        The task has this trial's values again too, where making a model leaves some outside of the model.
+        """
+        self.kept.bring_back()
         if random is None:
             seed_everything(self.seed)
         else:
@@ -146,8 +172,11 @@ class Training:
 
     def count_step(self) -> bool:
         """Move on to the next batch; whether that ends a unit."""
-        if self.scheduler is not None and self.every_step:
-            self.scheduler.step()
+        if self.scheduler is not None:
+            if self.numbered:
+                self.scheduler.step_update(self.step + 1)
+            elif self.every_step:
+                self.scheduler.step()
         self.step += 1
         self.unit_step += 1
         self.place += self.batch_size
@@ -164,7 +193,9 @@ class Training:
     def count_unit(self, metrics: Metrics) -> bool:
         """Move on to the next unit; whether its report is the best so far."""
         scheduler = self.scheduler
-        if scheduler is not None and not self.every_step:
+        if scheduler is not None and self.numbered:
+            scheduler.step(self.unit + 1, metrics[self.metric])
+        elif scheduler is not None and not self.every_step:
             if isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step(metrics[self.metric])
             else:
@@ -179,7 +210,7 @@ class Training:
 
     def backward(self, batch: Any) -> torch.Tensor:
         """The gradients of one batch, clipped; gives its loss."""
-        if self.zeroed is None:
+        if self.zeroed is None or len(self.optimizer.param_groups) != self.groups:  # a scheduler may add a group
             self.optimizer.zero_grad()
         else:
             for parameter in self.zeroed:
@@ -225,9 +256,12 @@ class Training:
     def _unlike(self, batch: Any, rows: int) -> str:
         """Why the loss of a batch, which fits into memory, is not the mean over its samples; nothing where it is."""
         self.model.eval()
-        one, other = float(self._loss(batch)), 0.0
-        for part in (Part.of(rows, rank, 3) for rank in range(3)):
-            other += part.weight * float(self._loss(part.cut(batch)))
+        keyed = InParts(self.model, self.randomness.generators, lambda: self._taken)
+        losses = []
+        for self._taken in (Part.of(rows, 0, 1), *(Part.of(rows, rank, 3) for rank in range(3))):
+            with keyed.at(self.seed, self.step):  # what a part draws is its rows of the whole
+                losses.append(self._taken.weight * float(self._loss(self._taken.cut(batch))))
+        one, other = losses[0], sum(losses[1:])
         self.model.train()
         if abs(one - other) <= (1e-3 if self.task.precision == "fp32" else 5e-2) * max(abs(one), abs(other)):
             return ""
@@ -251,9 +285,9 @@ class Training:
 
     def _loss(self, batch: Any) -> torch.Tensor:
         if self.task.precision == "fp32":
-            return self.task.loss(self.model, batch, self.config)
+            return self.task.loss(self.model, handed_out(batch), self.config)
         with self.autocast():
-            return self.task.loss(self.model, batch, self.config)
+            return self.task.loss(self.model, handed_out(batch), self.config)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -332,15 +366,28 @@ class Training:
 
 def batch_size(task: Task, config: Config, length: int) -> int:
     """The batch size from the config or the task, or a clear refusal."""
-    size = config.get("batch_size", task.batch_size)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise TaskError(f"The batch size of {task_name(task)} must be a whole number above 0, got {size!r}.")
+    given = config.get("batch_size", task.batch_size)
+    size = whole(given)
+    if size is None or size < 1:
+        raise TaskError(f"The batch size of {task_name(task)} must be a whole number above 0, got {shown(given)}.")
     if size > length:
         raise TaskError(
             f"The batch size of {task_name(task)} is {size}, above its {length} training samples: "
             "choose a smaller batch_size or give more data."
         )
     return size
+
+
+def made_model(task: Task, config: Config) -> nn.Module:
+    """The model that ``Task.model`` returned, or a clear refusal."""
+    model = task.model(config)
+    if not isinstance(model, nn.Module):
+        what = "None" if model is None else f"a {type(model).__name__}"
+        raise TaskError(f"{task_name(task)}.model must return an nn.Module, got {what}: does it end with a return?")
+    if known := returned_before(model):
+        raise TaskError(f"{task_name(task)}.model must return a new module for each trial, got {known}.")
+    remember(model)
+    return model
 
 
 def split_scheduler(given: Any) -> tuple[Any, bool]:

@@ -8,28 +8,28 @@ cannot be compared counts as different.
 
 from __future__ import annotations
 
-import enum
-import functools
 import hashlib
 import inspect
-import itertools
-import sys
-import types
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from penstock.task import Task
+from penstock.training.comparing import Comparing, compared
+from penstock.training.fused.operators.scripts import refuse_scripts
 from penstock.training.fused.optimizers import vector_flags
 from penstock.training.fused.per_trial import PER_TRIAL
 from penstock.training.fused.stacked import Unfusable
+from penstock.training.fused.structure import refuse_kept_data
+from penstock.training.unlike import Signature
 
-_REGISTRIES = {
+REGISTRIES = {
     "_parameters",
     "_buffers",
     "_modules",
@@ -38,10 +38,6 @@ _REGISTRIES = {
     "_flat_weight_refs",
 }
 _HOOKS = {name for name in vars(nn.Module()) if name.endswith(("_hooks", "_pre_hooks"))}
-_different = itertools.count()
-_numbers: weakref.WeakKeyDictionary[Any, int] = (
-    weakref.WeakKeyDictionary()
-)  # by class that no module gives under its name
 
 
 def signature(
@@ -71,7 +67,7 @@ def signature(
         f"batch {batch_size} {task.precision} {task.clip_grad_norm} {task.unit_steps}",
         f"reads {compared(dict(sorted(reads.items())))}",
     ]
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
+    return Signature.of(hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest(), parts)
 
 
 def attributes(model: nn.Module) -> list[str]:
@@ -79,33 +75,82 @@ def attributes(model: nn.Module) -> list[str]:
     parts = []
     params = {id(p): name for name, p in reversed(list(model.named_parameters(remove_duplicate=False)))}
     buffers: set[int] = set()
-    paths = {id(module): path for path, module in model.named_modules()}
+    refuse_scripts(model)
+    names = {id(p): f"parameter {name}" for name, p in model.named_parameters()}
+    named = Comparing(names | {id(module): f"module {path}" for path, module in model.named_modules()})
     for path, module in model.named_modules():
         kind = type(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Unfusable(
+                f"{f'the module {path}' if path else 'the model'} is scripted, and a script runs for one trial alone: "
+                "leave torch.jit.script away, as steps are compiled where that pays"
+            )
         free = {attribute for attribute, _ in PER_TRIAL.get(kind, ())}
-        parts.append(f"module {path} {compared(kind)}")
+        parts.append(f"module {path} {named(kind)}")
+        computed = computed_before(module)
         for name, value in sorted(vars(module).items()):
-            if name in _REGISTRIES or (name in _HOOKS and not value):
+            if name in computed or name in REGISTRIES or (name in _HOOKS and not value):
                 continue
-            if isinstance(value, types.MethodType) and id(value.__self__) in paths:
-                parts.append(f" {name} method of {paths[id(value.__self__)]} {compared(value.__func__)}")
-                continue
-            parts.append(f" {name} {value is None if name in free else compared(value)}")
+            if name in _HOOKS:
+                value = _in_order(module, name)
+            told = str(value is None) if name in free else named(value)
+            if "tensor torch.sparse_" in told and "tensor torch.sparse_coo" not in told:
+                raise Unfusable(
+                    f"the model's {f'{path}.{name}'.lstrip('.')} is a sparse tensor of a layout that torch cannot "
+                    "copy: use to_sparse_coo()"
+                )
+            if "<parameter " in told:
+                raise Unfusable(_keeps(f"{path}.{name}".lstrip("."), told))
+            parts.append(f" {name} {told}")
         for name, p in module._parameters.items():
             if is_lazy(p):
-                raise Unfusable(f"{path}.{name} gets its shape in the first forward")
+                where = f"{path}.{name}".lstrip(".")
+                raise Unfusable(f"{where} gets its shape in the first forward, which does not reach it: give its shape")
             shape = None if p is None else (tuple(p.shape), p.dtype, p.requires_grad, params[id(p)])
             parts.append(f" parameter {name} {shape}")
         for name, b in module._buffers.items():
             if b is not None and id(b) in buffers:
-                raise Unfusable(f"the buffer {path}.{name} is shared by two modules")
+                raise Unfusable(
+                    f"the buffer {f'{path}.{name}'.lstrip('.')} is shared by two modules: give each its own"
+                )
             buffers.add(id(b))
             lasting = name not in module._non_persistent_buffers_set
+            if b is not None and b.layout != torch.strided:
+                raise Unfusable(
+                    f"the buffer {f'{path}.{name}'.lstrip('.')} is sparse, and buffers of several trials are stacked: "
+                    "keep it as a plain attribute, which the trials of a bundle share"
+                )
             parts.append(f" buffer {name} {None if b is None else (tuple(b.shape), b.dtype, lasting)}")
     return parts
 
 
+def computed_before(module: nn.Module) -> set[str]:
+    """The attributes that hooks of torch's own compute before each forward, from parameters and buffers alone."""
+    hooks = module._forward_pre_hooks.values()
+    return {getattr(hook, _WRITTEN[base]) for hook in hooks for base in _WRITTEN if isinstance(hook, base)}
+
+
+_WRITTEN: dict[type, str] = {WeightNorm: "name", SpectralNorm: "name", BasePruningMethod: "_tensor_name"}
+
+
+def _in_order(module: nn.Module, name: str) -> list[Any]:
+    """The hooks of a module, or what it knows of some of them, without the numbers that torch gives to all hooks."""
+    held = vars(module)[name]
+    kind = name.replace("_with_kwargs", "").replace("_always_called", "")
+    places = {key: place for place, key in enumerate(vars(module).get(kind, held))}
+    return [(places.get(key), value) for key, value in held.items()]
+
+
+def _keeps(where: str, told: str) -> str:
+    name = told.split("<parameter ", 1)[1].split(">")[0]
+    return (
+        f"the model's {where} holds the parameter {name} a second time, outside of what torch registers: read it by "
+        "its own name in the forward, or keep a ParameterList"
+    )
+
+
 def _optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    refuse_kept_data(model, optimizer)
     names = {id(p): name for name, p in model.named_parameters()}
     parts = [f"optimizer {compared(type(optimizer))} {vector_flags(optimizer)}"]
     for group in optimizer.param_groups:
@@ -114,62 +159,3 @@ def _optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
                 raise Unfusable("the optimizer holds a parameter that is not the model's")
         parts.append(f" group {[names[id(p)] for p in group['params']]}")
     return parts
-
-
-def compared(value: Any) -> str:
-    """A value as text that is equal for equal values alone.
-
-    >>> compared({"widths": (64, 32)}), compared(0.1) == compared(0.2)
-    ("{'widths': (64, 32)}", False)
-    """
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return f"{type(value).__name__} {value!r}" if type(value) not in _PLAIN else repr(value)
-    if isinstance(value, torch.dtype | torch.device | torch.Size | torch.memory_format | torch.layout | enum.Enum):
-        return repr(value)
-    if isinstance(value, list | tuple | set | frozenset):
-        items = [compared(v) for v in value]
-        if isinstance(value, set | frozenset):
-            items.sort()
-        return f"{'' if type(value) is tuple else type(value).__name__}({', '.join(items)})"
-    if isinstance(value, Mapping):
-        name = "" if type(value) is dict else type(value).__name__
-        return f"{name}{{{', '.join(f'{compared(k)}: {compared(v)}' for k, v in value.items())}}}"
-    if isinstance(value, torch.Tensor):
-        if value.device.type == "meta":
-            return _unlike(value)
-        data = value.detach().cpu().contiguous()
-        content = hashlib.blake2b(bytes(data.reshape(-1).view(torch.uint8).numpy()), digest_size=12)
-        return f"tensor {value.dtype} {tuple(value.shape)} {content.hexdigest()}"
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        content = hashlib.blake2b(value.tobytes(), digest_size=12)
-        return f"array {value.dtype} {value.shape} {content.hexdigest()}"
-    if isinstance(value, functools.partial):
-        return f"partial({compared(value.func)}, {compared(value.args)}, {compared(value.keywords)})"
-    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType):
-        return _by_name(value)
-    return _unlike(value)
-
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
-
-
-def _by_name(value: Any) -> str:
-    """A class or function that its module gives under its name."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
-    found: Any = sys.modules.get(module or "")
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is value or isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType):
-        return f"{module}.{name}"
-    if isinstance(value, types.FunctionType):  # a lambda or a function made inside another
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        cells = ["itself" if content is value else content for content in cells]
-        code = value.__code__
-        told = (code.co_code.hex(), compared(code.co_names), *(compared(c) for c in code.co_consts))
-        given = (value.__defaults__, value.__kwdefaults__, value.__dict__)
-        return f"{module}.{name} {told} {compared(cells)} {compared(given)}"
-    return f"{module}.{name} {_numbers.setdefault(value, next(_different))}"
-
-
-def _unlike(value: Any) -> str:
-    return f"{type(value).__qualname__} unlike any other {next(_different)}"

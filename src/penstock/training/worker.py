@@ -7,11 +7,14 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.bundle import Bundle, BundleMode, Description, Gathering, Job, Placement, Stopped, WorkerEvent
+from penstock.bundle import Bundle, BundleMode, Description, Gathering, Job, Measured, Placement, WorkerEvent
+from penstock.errors import StateError, TaskError
+from penstock.log.states import prefix
 from penstock.task import FunctionTask, Task, shards
 from penstock.training.account import Account
 from penstock.training.runs.base import Events, Run
@@ -26,9 +29,11 @@ if TYPE_CHECKING:
     from penstock.training.checkpoint import State
     from penstock.training.data import DataCache
     from penstock.training.fused.recipe import Recipe
+    from penstock.training.keeping import Kept
     from penstock.training.loop import Training
     from penstock.training.spread.data_parallel import Distributed
     from penstock.training.trainable import Trainable
+    from penstock.training.unlike import Signatures
 
     Kind = TypeVar("Kind", bound=Training)
 
@@ -66,8 +71,11 @@ class Worker:
         self._checked = False  # whether a function's state was seen to be loadable; a dry batch shows that of a task
         self._warm: dict[str, tuple[Training, State | None]] = {}  # by state: the trial, and its random states
         self._new: dict[int, tuple[Training, State]] = {}  # by trial: as it was made, and its random states
+        self._regrown: dict[int, State] = {}  # by trial: the state that the legs before it gave
         self._data: DataCache | None = None
+        self._kept: Kept | None = None  # what the trial that began last keeps outside of its model
         self._reads: list[Reads] = []  # the values that loss and metrics were seen to read from configs
+        self._seen: Signatures | None = None  # the signatures of the trials that were described
         self._recipes: dict[str, Recipe] = {}  # by signature
         self.parts: dict[str, int] = {}  # by signature: how many parts of a batch fit into several devices
         self.spreadable: set[str] = set()  # signatures whose batches were seen to give the same in parts
@@ -79,7 +87,7 @@ class Worker:
     def place(self, bundle: Bundle) -> None:
         """Take a bundle, or change the one there is at the next step boundary."""
         if self._next is not None:  # that bundle came while another was leaving, and goes before it began
-            self._unsaid += [Stopped(p.trial, p.attempt, p.state) for p in self._next.placements]
+            self._unsaid += [p.turned_away(self.job.study) for p in self._next.placements]
         self._next = bundle if bundle.placements else None
         if self._run is None:
             self._begin_next()
@@ -92,8 +100,12 @@ class Worker:
 
     def advance(self) -> WorkerEvent | Gathering | None:
         """Train to the next event or step boundary."""
-        if self._unsaid:
-            return self._unsaid.popleft()
+        event = self._unsaid.popleft() if self._unsaid else self._train()
+        if event is None or isinstance(event, Gathering | Measured):
+            return event  # neither is about a trial
+        return replace(event, study=self.job.study)
+
+    def _train(self) -> WorkerEvent | Gathering | None:
         assert self._events is not None
         assert self._run is not None
         event, ended = None, False
@@ -118,25 +130,36 @@ class Worker:
         if self._events is not None:
             self._events.close()
             self._run = self._events = None
-        self._data = None
-        for kept in (self._warm, self._new, self._reads, self._recipes):
+        self._data = self._seen = None
+        for kept in (self._warm, self._new, self._regrown, self._reads, self._recipes):
             kept.clear()
 
     def begin(self, placement: Placement) -> Trainable:
         """A trial, ready to go on from its placement's state."""
-        task = self.job.task
-        if not isinstance(task, FunctionTask):
+        if not isinstance(self.job.task, FunctionTask):
             return self.begin_task(placement)
-        from penstock.training.function import FunctionTraining
-
-        training = FunctionTraining(task, placement.trial, placement.config, seed=self.job.seed, device=self.device)
+        training = self._new_training(placement.trial, placement.config)
         self._restore(training, placement)
         return training
+
+    def _new_training(self, trial: int, config: Config) -> Trainable:
+        if isinstance(self.job.task, FunctionTask):
+            from penstock.training.function import FunctionTraining
+
+            return FunctionTraining(self.job, self.job.task, trial, config, device=self.device)
+        from penstock.training.loop import Training
+
+        return self._made(Training, trial, config)
 
     def begin_task(self, placement: Placement) -> Training:
         """A trial of a task, ready to go on from its placement's state; one that is still in memory is taken up."""
         from penstock.training.loop import Training
 
+        training = self._taken_up(placement, Training)
+        self._kept = training.kept
+        return training
+
+    def _taken_up(self, placement: Placement, kind: type[Training]) -> Training:
         warm = self._warm.pop(placement.state.file, None) if placement.state else None
         if warm is not None and not placement.inherited:
             training, random = warm
@@ -147,7 +170,7 @@ class Worker:
             training, random = new
             training.take_up(random)
         else:
-            training = self._made(Training, placement.trial, placement.config)
+            training = self._made(kind, placement.trial, placement.config)
         if placement.state is None:
             self._expect(training)
         self._restore(training, placement)
@@ -156,15 +179,47 @@ class Worker:
     def begin_spread(self, placement: Placement) -> Distributed:
         """A trial that other workers train too, at its placement's state."""
         training = self._made(self._spread, placement.trial, placement.config)
+        self._kept = training.kept
         self._expect(training)
         self._restore(training, placement)
         return training
 
     def _restore(self, training: Trainable, placement: Placement) -> None:
-        if placement.state is not None:
-            from penstock.training.checkpoint import load
+        if placement.state is None:
+            if placement.legs:
+                training.restore(self._regrown.pop(placement.trial), inherited=placement.inherited)
+            return
+        from penstock.training.checkpoint import load
 
-            training.restore(load(self.job.states, placement.state), inherited=placement.inherited)
+        try:
+            state = load(self.job.states, placement.state)
+        except StateError:
+            self.job.states.probe()  # where no state can be read, the place is at fault and not this state
+            raise
+        training.restore(state, inherited=placement.inherited)
+
+    def regrow(self, placement: Placement) -> Generator[bool, None, None]:
+        """Train the legs behind a lost state, before its trial begins; yields whether it may be left at this step."""
+        state: State | None = None
+        for leg in placement.legs:
+            from penstock.training.checkpoint import copied
+
+            training = self._new_training(leg.trial, leg.config)
+            if state is not None:
+                training.restore(state, inherited=True)
+            steps = training.steps()
+            try:
+                for metrics in steps:
+                    if metrics is not None and training.unit >= leg.unit:
+                        break
+                    yield training.can_stop or metrics is not None
+                if (reached := training.state()) is None or training.unit < leg.unit:
+                    raise TaskError(f"Trial {leg.trial} no longer gives the state that it gave after unit {leg.unit}.")
+                state = copied(reached)
+            finally:
+                steps.close()
+        if state is not None:
+            self._regrown[placement.trial] = state
 
     def _expect(self, training: Training) -> None:
         """Guess the cost of saving a state, until one is measured."""
@@ -222,8 +277,8 @@ class Worker:
         if isinstance(self.job.task, FunctionTask) and not self._checked:
             check_loadable({"last": state["state"]}, f"trial {placement.trial}")
             self._checked = True
-        name = f"{placement.trial:06d}-{placement.attempt}-{state['step']}.pt"
-        ref = save(state, self.job.states, name)
+        name = f"{prefix(placement.trial, placement.attempt)}{state['step']}.pt"
+        ref = save({"trial": placement.trial, **state}, self.job.states, name)
         self._save_cost = time.perf_counter() - began
         return ref
 
@@ -240,7 +295,8 @@ class Worker:
         """The recipe of a bundle's signature, as far as it is known here, with the size that the bundle says."""
         from penstock.training.fused.recipe import Recipe
 
-        recipe = self._recipes.setdefault(bundle.signature, Recipe())
+        fast = not self.job.deterministic  # a compiled step rounds otherwise, and measured times decide about it
+        recipe = self._recipes.setdefault(bundle.signature, Recipe(compilable=fast, capturable=fast))
         if bundle.size is not None:
             recipe.limit(bundle.size)
         return recipe
@@ -281,21 +337,32 @@ class Worker:
         from penstock.training.check import describe, describe_whole
         from penstock.training.loop import Training
         from penstock.training.random.generators import own_randomness, random_state
+        from penstock.training.unlike import Signatures
 
-        with own_randomness():
+        self._seen = self._seen or Signatures()
+        with own_randomness(), self._outside_kept():
             if shards(self.job.task) > 1:
                 return describe_whole(self._made(self._spread, 0, config)) if train else Description()
             if train:
-                return describe(self._made(Training, 0, config), self._reads, train=True)
+                return describe(self._made(Training, 0, config), self._reads, train=True, seen=self._seen)
             try:
                 training, known = self._made(Training, trial or 0, config), len(self._reads)
                 random = random_state(with_torch=True)
-                description = describe(training, self._reads, train=False)
+                description = describe(training, self._reads, train=False, seen=self._seen)
             except Exception:
                 return Description()  # the error is told when the trial trains
         if trial is not None and len(self._reads) == known:  # it has computed nothing: it is as it was made
             self._keep_new(trial, training, random, description.bytes or 0)
         return description
+
+    @contextmanager
+    def _outside_kept(self) -> Iterator[None]:
+        """Let the trial that trains here find its values outside of its model again, whatever is described."""
+        try:
+            yield
+        finally:
+            if self._kept is not None:
+                self._kept.bring_back()
 
     def _keep_new(self, trial: int, training: Training, random: State, bytes: int) -> None:
         """A small trial that was made to be described stays in memory until it is placed here: it is not made twice."""

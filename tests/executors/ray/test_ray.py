@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.bundle import Bundle, Failed, Finished, Job, Placement, Stopped
+from penstock.bundle import Bundle, Job, Placement, TrialFailed, TrialFinished, TrialStopped
 from penstock.executors.base import DeviceLost
 from penstock.executors.ray import cluster as ray_cluster
 from penstock.executors.ray import executor as rays
@@ -35,7 +35,6 @@ from tests.contracts.executors import CONFIG, Exact, SharesContract, SpreadContr
 from tests.functions import LONG, Cursed, afresh, descend, needs_a_module, pulse, study
 from tests.tasks import Blobs
 
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster
 TITLE = "ray::RayWorker"
 
 
@@ -189,7 +188,7 @@ def test_the_folder_of_a_studys_file_reaches_nodes_on_other_machines(address, wh
         until(lambda: told.extend(executor.wait(0.1)) or len(told) >= 2, "the trial has ended")
     finally:
         executor.close()
-    assert [type(event) for event in told] == [Report, Finished]
+    assert [type(event) for event in told] == [Report, TrialFinished]
     assert told[0].metrics == {"loss": 0.25}
 
 
@@ -338,8 +337,10 @@ def test_a_trial_on_two_nodes_loses_one_of_them(on, whole, tmp_path):
         until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, Report) for e in told), "it trains")
         (node,) = [node for node in whole.nodes if node.id.startswith(nodes[apart[1]])]
         whole.kill_node(node)
-        until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, Failed) for e in told), "its end is told")
-        failed = next(e for e in told if isinstance(e, Failed))
+        until(
+            lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, TrialFailed) for e in told), "its end is told"
+        )
+        failed = next(e for e in told if isinstance(e, TrialFailed))
         assert failed.died
         until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, DeviceLost) for e in told), "a device too")
         (left,) = {device.node for device in executor.devices()} - {nodes[apart[1]]}
@@ -624,7 +625,9 @@ def test_two_studies_share_a_cluster_by_weight_and_the_rest_falls_to_the_last(on
         assert len(second.devices()) == 1
         assert len(first.devices()) == 3
         assert sum(isinstance(e, DeviceLost) for e in told) == 1
-        assert not any(isinstance(e, Stopped | Failed) for e in told), "an idle device goes before one that trains"
+        assert not any(isinstance(e, TrialStopped | TrialFailed) for e in told), (
+            "an idle device goes before one that trains"
+        )
         first.close()
         until(lambda: second.wait(0.05) is None or len(second.devices()) == 4, "the second study has the cluster")
         assert made_of(Studies) == 1

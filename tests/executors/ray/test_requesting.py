@@ -9,7 +9,7 @@ import time
 import pytest
 
 import penstock as ps
-from penstock.bundle import Bundle, Device, Failed, Finished, Job, Placement, Request, Stopped
+from penstock.bundle import Bundle, Device, Job, Placement, Request, TrialFailed, TrialFinished, TrialStopped
 from penstock.executors.base import DeviceAdded, DeviceLost
 from penstock.executors.local import LocalExecutor
 from penstock.executors.ray import autoscaler, requesting
@@ -33,7 +33,7 @@ TYPES = {
 }
 
 
-@pytest.fixture(scope="module", params=[pytest.param(v, marks=pytest.mark.xdist_group(v)) for v in ("v1", "v2")])
+@pytest.fixture(scope="module", params=["v1", "v2"])
 def cluster(request):
     with autoscaling.AutoscalingCluster(TYPES, v2=request.param == "v2", most=2) as cluster:
         yield cluster
@@ -131,11 +131,11 @@ def test_nodes_come_for_a_request_and_go_with_it_but_not_under_a_trial(empty, ma
     heard, looked = watch.count(Report), executor._looked
     watch.until(lambda: watch.count(Report) > heard and executor._looked > looked + 1, "the trial goes on")
     assert executor.devices() == [trained]
-    assert not watch.count(Stopped, Finished, Failed), "no trial is stopped for a request"
+    assert not watch.count(TrialStopped, TrialFinished, TrialFailed), "no trial is stopped for a request"
 
     executor.place(Bundle("a", (trained.name,), ()))
     watch.until(lambda: watch.count(DeviceLost) == 2, "a device that nobody needs goes")
-    assert watch.count(Stopped) == 1
+    assert watch.count(TrialStopped) == 1
     watch.until(lambda: not empty.made(), "the last node goes too")  # a worker may be placed on one that is about to
     assert executor.describe([{}], train=False), "a worker comes for what needs one"
     assert not lost, "none was started before it had a place"

@@ -7,6 +7,7 @@ from torch import nn
 
 from penstock.training.fused import agreement
 from penstock.training.fused.agreement import ABOUT, EXACT, compare
+from penstock.training.fused.audit import Audits
 from penstock.training.fused.recipe import Recipe
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.ways import Native
@@ -27,12 +28,10 @@ def test_gradients_may_differ_by_a_part_of_the_whole_gradient():
         far(torch.ones(3), torch.ones(1, dtype=torch.float64) + 2.2 * EXACT)
 
 
-def test_a_gradient_that_is_no_number_is_refused_unless_the_trial_alone_has_none_either():
+def test_a_gradient_that_is_no_number_is_refused():
     nan = [torch.ones(3), torch.full((1,), torch.nan)]
     with pytest.raises(Unfusable, match="bias is off by nan"):
         far(*nan, tolerance=ABOUT)
-    far(*nan, alone=nan)
-    far(*ONES, alone=[torch.ones(3), torch.full((1,), torch.inf)])
 
 
 def test_a_gradient_is_missing_in_both_or_in_none():
@@ -87,6 +86,7 @@ class Rounds(Native):
 
 
 def test_a_way_that_is_exact_in_float64_may_be_about_right_in_the_tasks_precision(monkeypatch):
+    monkeypatch.setattr(Audits, "due", lambda *_, **__: False)
     monkeypatch.setattr(Rounds, "off", 0.2)
     _, _, found = together(Blobs(), way=Rounds)
     found.step()
@@ -243,12 +243,11 @@ class Reaches(Exact):
 
 
 @pytest.mark.parametrize("steps", [0, 5])
-def test_a_parameter_that_the_loss_reaches_in_some_steps_only_is_refused(steps):
+def test_a_parameter_that_the_loss_reaches_in_some_steps_only_is_stepped_in_those_alone(steps):
     trials, ours = Trials(Reaches()), []
     for number in range(2):
         ours.append(trials.make(number, {"lr": 0.1}))
         go_on(ours[-1], steps)
-    found = Together(recipe=Recipe(ways=[Native])).enter(*ours).step(6 - steps)
-    with pytest.raises(Unfusable, match=r"the loss reaches full.bias in some steps and not in others"):
-        found.step()
-    Alone(trials, 1, {"lr": 0.1}, 6).assert_like(found.fused.state(ours[1]), found.curve(ours[1]))
+    found = Together(recipe=Recipe(ways=[Native])).enter(*ours).step(14 - steps)
+    state = found.fused.state(ours[1])
+    Alone(trials, 1, {"lr": 0.1}, 14).assert_like(state, found.curve(ours[1]))

@@ -24,7 +24,9 @@ STEPS = 20
 
 
 # What may keep the general way from a network: an operator that torch.vmap has no rule for, or a number that differs.
-REASONS = re.compile(r"^general: (\S+ differs from trial to trial|Batching rule not implemented for aten::\w+)")
+REASONS = re.compile(
+    r"^(general: )?(\S+ differs from trial to trial|the loss at \S+: torch.vmap has no rule for aten::\w+)"
+)
 
 
 def check(bundle):

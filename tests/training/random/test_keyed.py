@@ -647,10 +647,11 @@ class TestMode:
         assert not mode.used
 
     def test_a_rate_of_0_counts_and_a_wrong_one_is_refused(self):
+        module = nn.MultiheadAttention(4, 2)
         with Keyed(keys()) as mode:
             assert F.dropout(X, 0.0) is X
             F.scaled_dot_product_attention(X, X, X)
-            nn.MultiheadAttention(4, 2)(X[0], X[0], X[0])
+            module(X[0], X[0], X[0])
             assert mode.keys.calls == 3
             for wrong in (-0.1, 1.1):
                 with pytest.raises(ValueError, match="between 0 and 1"):
@@ -704,10 +705,10 @@ class TestMode:
         model = nn.Transformer(8, 2, 1, 1, 16, dropout=0.3, batch_first=True)
         before = torch.get_rng_state()
         with Keyed(keys()) as mode:
-            model(torch.randn(2, 4, 8, generator=torch.Generator()), torch.ones(2, 3, 8)).sum().backward()
+            model(torch.randn(2, 4, 8), torch.ones(2, 3, 8)).sum().backward()
         assert torch.equal(torch.get_rng_state(), before)
-        assert mode.keys.calls == 10  # in 3 attentions and 2 feed-forwards, and after each of the 5
-        assert mode.unkeyed == ["randn"]  # the input above
+        assert mode.keys.calls == 11  # the input, in 3 attentions and 2 feed-forwards, and after each of the 5
+        assert mode.unkeyed == []
 
     def test_everything_else_goes_through(self):
         model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
@@ -720,37 +721,8 @@ class TestMode:
     @pytest.mark.parametrize(
         ("function", "name"),
         [
-            (lambda: torch.rand(3), "rand"),
-            (lambda: torch.randn(3), "randn"),
-            (lambda: torch.rand_like(X), "rand_like"),
-            (lambda: torch.randn_like(X), "randn_like"),
-            (lambda: torch.randint(3, (2,)), "randint"),
-            (lambda: torch.randint_like(X, 3), "randint_like"),
-            (lambda: torch.randperm(3), "randperm"),
-            (lambda: torch.bernoulli(X.sigmoid()), "bernoulli"),
-            (lambda: X.sigmoid().bernoulli(), "bernoulli"),
-            (lambda: X.new_empty(3).bernoulli_(0.5), "bernoulli_"),
-            (lambda: torch.multinomial(torch.ones(4), 2), "multinomial"),
-            (lambda: torch.normal(0.0, 1.0, (3,)), "normal"),
-            (lambda: X.clone().normal_(), "normal_"),
-            (lambda: nn.init.normal_(torch.empty(3)), "normal_"),
+            (lambda: torch.binomial(torch.full((9,), 5.0), torch.full((9,), 0.5)), "binomial"),
             (lambda: nn.init.kaiming_uniform_(torch.empty(3, 3), mode="fan_out"), "kaiming_uniform_"),
-            (lambda: X.clone().uniform_(), "uniform_"),
-            (lambda: X.clone().exponential_(), "exponential_"),
-            (lambda: X.clone().geometric_(0.5), "geometric_"),
-            (lambda: X.clone().cauchy_(), "cauchy_"),
-            (lambda: X.clone().log_normal_(), "log_normal_"),
-            (lambda: X.clone().random_(), "random_"),
-            (lambda: torch.poisson(X.abs()), "poisson"),
-            (lambda: torch.distributions.Gamma(torch.ones(2), torch.ones(2)).sample(), "_standard_gamma"),
-            (lambda: torch.native_dropout(X, 0.5, True), "native_dropout"),
-            (lambda: F.gumbel_softmax(X), "gumbel_softmax"),
-            (lambda: F.rrelu(X, training=True), "rrelu"),
-            (lambda: torch.rrelu(X, 0.1, 0.2, True), "rrelu"),
-            (lambda: nn.RReLU()(X), "rrelu"),
-            (lambda: nn.FractionalMaxPool2d(2, 2)(X), "fractional_max_pool2d"),
-            (lambda: F.fractional_max_pool2d(X, 2, 2, return_indices=True), "fractional_max_pool2d_with_indices"),
-            (lambda: nn.FractionalMaxPool3d(2, 2)(X), "fractional_max_pool3d"),
         ],
     )
     def test_functions_it_cannot_key_are_noted_and_draw_as_ever(self, function, name):
@@ -769,23 +741,42 @@ class TestMode:
             F.rrelu(X)
             torch.rrelu(X, 0.1, 0.2, False)
             nn.RReLU().eval()(X)
-        assert mode.unkeyed == []
+        assert (mode.used, mode.handled, mode.keys.calls) == (False, False, 0)
 
     @pytest.mark.filterwarnings("ignore:dropout option adds dropout after all but last")
     @pytest.mark.parametrize("packed", [False, True])
     @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-    def test_recurrent_layers_draw_only_with_dropout_between_layers(self, kind, packed):
+    def test_recurrent_layers_draw_by_key_between_layers(self, kind, packed):
         x = torch.randn(4, 3, 8)
         if packed:
             x = nn.utils.rnn.pack_padded_sequence(x, [4, 2, 1])
-        name = {nn.LSTM: "lstm", nn.GRU: "gru", nn.RNN: "rnn_tanh"}[kind]
-        for layers, p, training, noted in (
-            (2, 0.5, True, [name]), (2, 0.5, False, []), (2, 0.0, True, []), (1, 0.5, True, []),
-        ):  # fmt: skip
+        for layers, p, training, calls in ((3, 0.5, True, 2), (2, 0.5, False, 0), (2, 0.0, True, 1), (1, 0.5, True, 0)):
             module = kind(8, 8, layers, dropout=p).train(training)
-            with Keyed(keys()) as mode:
-                module(x)
-            assert mode.unkeyed == noted, (layers, p, training)
+            runs = []
+            for _ in range(2):
+                before = torch.get_rng_state()
+                with Keyed(keys()) as mode:
+                    runs.append(module(x))
+                assert torch.equal(torch.get_rng_state(), before)
+            assert (mode.keys.calls, mode.used, mode.unkeyed) == (calls, training and p > 0 and layers > 1, [])
+            first, second = (nn.utils.rnn.PackedSequence.__getitem__(out, 0) if packed else out for out, _ in runs)
+            assert torch.equal(first, second)
+
+    @pytest.mark.parametrize("packed", [False, True])
+    @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+    def test_layers_with_dropout_are_those_that_torch_has(self, kind, packed, monkeypatch):
+        x = torch.randn(4, 3, 8)
+        if packed:
+            x = nn.utils.rnn.pack_padded_sequence(x, [4, 2, 1])
+        module = kind(8, 5, 3, dropout=0.5, bidirectional=True)
+        monkeypatch.setattr("penstock.training.random.recurrent.dropout", lambda out, p, keys: out)
+        with Keyed(keys()):
+            (out, end) = module(x)
+        module.dropout = 0.0
+        expected, last = module(x)
+        assert torch.allclose(*(getattr(o, "data", o) for o in (out, expected)), rtol=0, atol=1e-6)
+        for one, other in zip(*(e if isinstance(e, tuple) else (e,) for e in (end, last)), strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=1e-6)
 
     def test_a_lone_trials_own_vmap_draws_as_ever_and_is_noted(self):
         def own(row):
@@ -929,12 +920,32 @@ class TestSolo:
         assert mode.needed
 
     def test_unkeyed_functions_are_noted_and_repeat(self):
-        model = Functional(lambda x: F.dropout(x, 0.5) + torch.rand(8))
+        five = torch.full((8,), 5.0)
+        model = Functional(lambda x: F.dropout(x, 0.5) + torch.binomial(five, five / 10))
         mode, first = self.run(model)
         torch.rand(7)
         _, second = self.run(model)
-        assert mode.unkeyed == ["rand"]
+        assert mode.unkeyed == ["binomial"]
         assert all(map(torch.equal, first, second))
+
+    def test_functions_with_a_generator_or_a_seed_of_the_users_own_draw_by_it(self):
+        def seeded():
+            torch.manual_seed(4)
+            return torch.randn(8)
+
+        def own():
+            return torch.Generator().manual_seed(3)
+
+        for draw, said in (
+            (lambda: torch.rand(8, generator=own()), "rand with a generator of the task's own"),
+            (lambda: torch.empty(8).normal_(generator=own()), "normal_ with a generator of the task's own"),
+            (lambda: torch.multinomial(torch.ones(8), 8, generator=own()), None),
+            (seeded, "randn with a seed of the task's own"),
+        ):  # fmt: skip
+            found = []
+            mode, _ = self.run(Functional(lambda x, draw=draw, found=found: found.append(draw()) or x))
+            assert all(torch.equal(one, draw()) for one in found)
+            assert said is None or mode.unkeyed == [said]
 
     @pytest.mark.parametrize("after", [False, True])
     def test_an_operator_nobody_knows_is_noticed_by_the_generator(self, after):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.bundle import Bundle, Failed, Finished, Job, Measured, Placement, Saved, Stopped
+from penstock.bundle import Bundle, Job, Left, Measured, Placement, StateSaved, TrialFailed, TrialFinished, TrialStopped
 from penstock.errors import TaskError
 from penstock.speed.sizes import best_size
 from penstock.training.checkpoint import load
@@ -105,8 +105,8 @@ class Driven:
 
     def left(self, trial):
         """How it left, which is the last that is said of it."""
-        events = [e for e in self.of(trial) if not isinstance(e, Saved)]
-        assert not any(isinstance(e, Finished | Stopped | Failed) for e in events[:-1])
+        events = [e for e in self.of(trial) if not isinstance(e, StateSaved)]
+        assert not any(isinstance(e, Left) for e in events[:-1])
         return events[-1]
 
     def assert_as_alone(self, *trials):
@@ -130,8 +130,8 @@ def test_each_trial_is_told_of_as_if_it_were_alone(driven):
     driven.place(*(driven.placement(trial, budget, rate=0.1 * trial) for trial, budget in enumerate((1, 3, 2, 3))))
     driven.go_on()
     for trial, budget in enumerate((1, 3, 2, 3)):
-        kinds = [type(e) for e in driven.of(trial) if not isinstance(e, Saved)]
-        assert kinds == [Report] * budget + [Finished], "to its grant and no further"
+        kinds = [type(e) for e in driven.of(trial) if not isinstance(e, StateSaved)]
+        assert kinds == [Report] * budget + [TrialFinished], "to its grant and no further"
         assert {e.attempt for e in driven.of(trial)} == {trial + 1}
         assert driven.of(trial, Report)[-1].state.unit == budget
         assert [e.usage.steps for e in driven.of(trial, Report)] == [6] * budget
@@ -146,13 +146,13 @@ def test_trials_enter_and_leave_when_the_bundle_is_declared_again(driven):
     driven.place(first, third)
     driven.go_on(lambda e: isinstance(e, Report) and (e.trial, e.unit) == (2, 1))
     stopped = driven.left(1)
-    assert isinstance(stopped, Stopped)
+    assert isinstance(stopped, TrialStopped)
     assert stopped.state.step >= 12
     driven.place(first, third, driven.placement(1, 5, stopped.state))
     driven.go_on()
-    assert [type(driven.left(trial)) for trial in (0, 2)] == [Finished, Finished]
+    assert [type(driven.left(trial)) for trial in (0, 2)] == [TrialFinished, TrialFinished]
     assert [e.unit for e in driven.of(1, Report)] == [1, 2, 3, 4, 5]
-    driven.events = [e for e in driven.events if not isinstance(e, Stopped)]
+    driven.events = [e for e in driven.events if not isinstance(e, TrialStopped)]
     driven.assert_as_alone(0, 1, 2)
 
 
@@ -171,7 +171,7 @@ def test_a_bundle_declared_empty_stops_everybody_with_a_state(driven):
     driven.go_on(lambda e: isinstance(e, Report) and e.unit == 2)
     driven.place()
     driven.go_on()
-    assert [type(driven.left(trial)) for trial in range(3)] == [Stopped] * 3
+    assert [type(driven.left(trial)) for trial in range(3)] == [TrialStopped] * 3
     driven.assert_as_alone(0, 1, 2)
 
 
@@ -180,7 +180,12 @@ def test_another_bundle_takes_the_place_of_one_that_runs(driven):
     driven.go_on(lambda e: isinstance(e, Report))
     driven.place(*(driven.placement(trial, 2) for trial in range(2, 4)), name="b")
     driven.go_on()
-    assert [type(driven.left(trial)) for trial in range(4)] == [Stopped, Stopped, Finished, Finished]
+    assert [type(driven.left(trial)) for trial in range(4)] == [
+        TrialStopped,
+        TrialStopped,
+        TrialFinished,
+        TrialFinished,
+    ]
     driven.assert_as_alone(0, 1, 2, 3)
 
 
@@ -188,7 +193,7 @@ def test_whoever_is_taken_away_before_it_began_is_stopped_where_it_stood(driven)
     driven.place(driven.placement(0, 2))
     driven.place()
     driven.go_on()
-    assert driven.left(0) == Stopped(0, 1, None)
+    assert driven.left(0) == TrialStopped(0, 1, None)
 
 
 def test_whoever_was_told_that_it_left_does_not_come_back_by_an_old_declaration(driven):
@@ -197,7 +202,7 @@ def test_whoever_was_told_that_it_left_does_not_come_back_by_an_old_declaration(
     driven.place(first)
     driven.place(first, second)
     driven.go_on()
-    assert driven.of(1) == [Stopped(1, 2, None)]
+    assert driven.of(1) == [TrialStopped(1, 2, None)]
     driven.assert_as_alone(0)
 
 
@@ -206,8 +211,8 @@ def test_states_between_reports_are_those_of_the_trials_alone(driven, monkeypatc
     driven.place(*(driven.placement(trial, 2) for trial in range(2)))
     driven.go_on()
     for trial in range(2):
-        assert [e.state.step for e in driven.of(trial, Saved)] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
-        for saved in driven.of(trial, Saved)[::3]:
+        assert [e.state.step for e in driven.of(trial, StateSaved)] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+        for saved in driven.of(trial, StateSaved)[::3]:
             state = load(driven.states, saved.state)
             curve = [e.metrics for e in driven.of(trial, Report)][: state["unit"]]
             Alone(Trials(driven.task), trial, {"lr": LRS[trial]}, saved.state.step).assert_like(state, curve)
@@ -235,7 +240,7 @@ def test_an_error_in_one_trials_scheduler_is_its_alone(driven, sick, wrong):
     assert "one step too many" in driven.left(sick).error
     assert len(driven.of(sick, Report)) == (1 if wrong == "step" else 0), "as far as it would have come alone"
     well = [trial for trial in range(4) if trial != sick]
-    assert [type(driven.left(trial)) for trial in well] == [Finished] * 3
+    assert [type(driven.left(trial)) for trial in well] == [TrialFinished] * 3
     driven.assert_as_alone(*well)
 
 
@@ -287,7 +292,7 @@ def test_an_error_while_parameters_are_written_sends_everybody_to_the_last_state
     driven = Driven(Stumbling(), tmp_path)
     driven.place(*(driven.placement(trial, 3, stumbles=8 if trial == 1 else -1) for trial in range(5)))
     driven.go_on()
-    assert all(isinstance(e, Stopped) or e.died for e in map(driven.left, range(5))), "to be tried again"
+    assert all(isinstance(e, TrialStopped) or e.died for e in map(driven.left, range(5))), "to be tried again"
     assert [len(driven.of(trial, Report)) for trial in range(5)] == [1] * 5
     assert driven.measured()[-1].size == 2, "half as many"
 
@@ -296,11 +301,11 @@ def test_whoever_was_still_to_come_when_a_bundle_gave_up_is_sent_back(tmp_path):
     driven = Driven(Stumbling(), tmp_path)
     first = [driven.placement(trial, 3, stumbles=2 if trial == 1 else -1) for trial in range(3)]
     driven.place(*first)
-    driven.go_on(lambda e: isinstance(e, Failed | Stopped))
+    driven.go_on(lambda e: isinstance(e, TrialFailed | TrialStopped))
     driven.place(*first, driven.placement(3, 3))
     driven.go_on()
-    assert all(isinstance(driven.left(trial), Failed | Stopped) for trial in range(3))
-    assert driven.left(3) == Stopped(3, 4, None)
+    assert all(isinstance(driven.left(trial), TrialFailed | TrialStopped) for trial in range(3))
+    assert driven.left(3) == TrialStopped(3, 4, None)
     driven.place(driven.placement(4, 1), name="b")
     driven.go_on()
     driven.assert_as_alone(4)
@@ -396,7 +401,7 @@ def test_simulated_lack_of_memory_in_measuring_loses_nothing(driven, monkeypatch
     short_of_memory(monkeypatch, 2, training=False)
     driven.place(*(driven.placement(trial, 2) for trial in range(5)), size=8)
     driven.go_on()
-    assert [type(driven.left(trial)) for trial in range(5)] == [Finished] * 5
+    assert [type(driven.left(trial)) for trial in range(5)] == [TrialFinished] * 5
     assert driven.measured()[-1].reason.endswith("; measured one by one, because of a lack of memory")
     driven.assert_as_alone(*range(5))
 
@@ -417,7 +422,7 @@ def test_whoever_finds_no_room_is_sent_back_and_it_is_told(driven, monkeypatch):
     no_room_for_more_than(2, monkeypatch)
     driven.place(*(driven.placement(trial, 2) for trial in range(4)), size=8)
     driven.go_on()
-    assert [driven.left(trial) for trial in (2, 3)] == [Stopped(2, 3, None), Stopped(3, 4, None)]
+    assert [driven.left(trial) for trial in (2, 3)] == [TrialStopped(2, 3, None), TrialStopped(3, 4, None)]
     assert driven.measured()[0].size == 2
     assert driven.measured()[0].reason == "memory ran out with more than 2 trials together"
     driven.assert_as_alone(0, 1)
@@ -469,7 +474,7 @@ def test_an_error_in_the_first_steps_alone_is_the_first_trials(tmp_path, monkeyp
     driven.place(*(driven.placement(trial, 2, wrong=trial == 0) for trial in range(4)), size=None)
     driven.go_on()
     assert "raised" in driven.left(0).error
-    assert [type(driven.left(trial)) for trial in range(1, 4)] == [Finished] * 3
+    assert [type(driven.left(trial)) for trial in range(1, 4)] == [TrialFinished] * 3
     driven.assert_as_alone(1, 2, 3)
 
 
@@ -570,7 +575,7 @@ def test_where_memory_is_too_short_for_a_faster_step_the_plain_one_goes_on(drive
     driven.place(*(driven.placement(trial, 4) for trial in range(3)))
     driven.go_on()
     assert len(tried) == 1, "and it is not tried again"
-    assert [type(driven.left(trial)) for trial in range(3)] == [Finished] * 3
+    assert [type(driven.left(trial)) for trial in range(3)] == [TrialFinished] * 3
     driven.assert_as_alone(0, 1, 2)
 
 
@@ -616,7 +621,7 @@ def test_without_a_time_alone_nobody_pays_for_the_first_trials_error(tmp_path, m
     driven = Driven(Raising(), tmp_path)
     driven.place(*(driven.placement(trial, 2, lr=0.01 * trial, wrong=trial == 0) for trial in range(9)), size=None)
     driven.go_on()
-    assert [type(driven.left(trial)) for trial in range(1, 9)] == [Finished] * 8
+    assert [type(driven.left(trial)) for trial in range(1, 9)] == [TrialFinished] * 8
 
 
 def test_measuring_begins_when_a_second_trial_comes(driven, monkeypatch):

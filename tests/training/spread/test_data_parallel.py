@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from penstock.training.spread import gang
+from penstock.training.spread import gang, meeting
 from penstock.training.spread.data_parallel import Distributed, Outcome, difference
 from penstock.training.spread.parts import Part
 from penstock.training.spread.sharded import Sharded
@@ -167,7 +167,7 @@ def test_rounding_in_half_precision_is_no_reason_not_to_be_spread():
 def test_nobody_waits_for_a_first_worker_that_has_gone(monkeypatch):
     with socket.create_server((HOST, 0)) as gone:
         port = gone.getsockname()[1]
-    monkeypatch.setattr(gang, "TCPStore", lambda *_, **__: pytest.fail("it waits for a store that is not there"))
+    monkeypatch.setattr(meeting, "TCPStore", lambda *_, **__: pytest.fail("it waits for a store that is not there"))
     with pytest.raises(gang.Apart, match="refused"):
         gang.Gang.join(f"{HOST}:{port}", 1, 2, CPU)
 

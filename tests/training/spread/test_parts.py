@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import penstock as ps
-from penstock.bundle import Bundle, Failed, Finished, Job, Measured, Placement, Stopped
+from penstock.bundle import Bundle, Job, Left, Measured, Placement, TrialFinished, TrialStopped
 from penstock.executors.processes.executor import ProcessExecutor
 from penstock.log.states import Folder
 from penstock.training.spread.parts import Part
@@ -18,7 +18,6 @@ from tests.contracts.executors import Exact, alone
 from tests.tasks import TimeFirst
 
 CONFIG = {"lr": 0.05}
-LEFT = Finished | Stopped | Failed
 
 
 class Plain(Exact):
@@ -150,9 +149,9 @@ def spread(task, **more):
         for attempt in range(1, 5):
             placement = Placement(0, attempt, CONFIG, 5, state)
             executor.place(Bundle(f"bundle {attempt}", ("cpu:0", "cpu:1"), (placement,), "distributed", "a", **more))
-            while not (left := [e for e in events if isinstance(e, LEFT) and e.attempt == attempt]):
+            while not (left := [e for e in events if isinstance(e, Left) and e.attempt == attempt]):
                 events += executor.wait()
-            if not isinstance(left[0], Stopped):
+            if not isinstance(left[0], TrialStopped):
                 break
             state = left[0].state
     finally:
@@ -163,8 +162,8 @@ def spread(task, **more):
 @pytest.mark.parametrize(("task", "stops", "more"), [(Short(), 2, {"measure": True}), (Late(), 2, {})])
 def test_on_several_devices_all_take_smaller_parts_once_memory_ran_out_on_one(task, stops, more):
     events = spread(task, **more)
-    assert [type(e) for e in events].count(Stopped) == stops
-    assert isinstance(events[-1], Finished)
+    assert [type(e) for e in events].count(TrialStopped) == stops
+    assert isinstance(events[-1], TrialFinished)
     reports = {e.unit: e.metrics["loss"] for e in events if isinstance(e, Report)}
     for unit, expected in enumerate(alone(Plain(), 0, CONFIG, 5), 1):
         assert reports[unit] == pytest.approx(expected["loss"], abs=1e-9)
@@ -201,8 +200,8 @@ def test_workers_that_meet_again_before_a_short_batch_know_which_rows_are_theirs
             while not left:
                 events = executor.wait()
                 reports += [e for e in events if isinstance(e, Report)]
-                left = [e for e in events if isinstance(e, LEFT)]
-            assert isinstance(left[0], Finished), left
+                left = [e for e in events if isinstance(e, Left)]
+            assert isinstance(left[0], TrialFinished), left
     finally:
         executor.close()
     for report, expected in zip(reports, alone(Sequences(), 0, CONFIG, 3), strict=True):

@@ -94,7 +94,7 @@ def test_a_trial_that_changes_its_number_of_shares_is_the_trial_on_one(gangs, na
     for count, steps in ((3, 5), (2, 3), (2, 3)):
         state, more = gangs.train(task, 0, config, count, steps, state, Sharded)
         curve += more
-        gangs.ends[:2] = reversed(gangs.ends[:2])  # who was the first is the second then
+        gangs.processes[:2] = reversed(gangs.processes[:2])  # the first one is the second then
     trials = Trials(task)
     last = trials.make(0, config)
     last.restore(state, inherited=False)

@@ -17,9 +17,9 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from penstock.bundle import Bundle, Description, Device, Failed, Finished, Gathering, Job, Measured, Stopped
+from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Measured, TrialFailed
 from penstock.errors import StudyError
-from penstock.executors.base import Executor, ExecutorEvent
+from penstock.executors.base import Executor, ExecutorEvent, refuse_collision, refuse_twins
 from penstock.executors.local import find_devices
 from penstock.executors.processes.forking import Forked, fork
 from penstock.task import Task
@@ -31,7 +31,8 @@ class ProcessExecutor(Executor):
 
     def __init__(self, job: Job, workers: int) -> None:
         self._began = time.monotonic()
-        self._job = pickled(job, "worker processes")
+        self._jobs: dict[str, bytes] = {}  # by study
+        self.join(job)
         self._threads: int | None = None
         found = find_devices()
         if found[0].type == "cpu":
@@ -51,7 +52,14 @@ class ProcessExecutor(Executor):
             self.modes = self.modes | {"distributed"}
         self._woken, self._wake = os.pipe()
         self._events: deque[ExecutorEvent] = deque()
-        self._workers = {device.name: _Process(self._job, device, self._threads) for device in self._devices}
+        self._workers = {device.name: self._start(job.study, device) for device in self._devices}
+
+    def join(self, job: Job) -> None:
+        refuse_twins(job, self._jobs)
+        self._jobs[job.study] = pickled(job, "worker processes")
+
+    def _start(self, study: str, device: Device) -> _Process:
+        return _Process(study, self._jobs[study], device, self._threads)
 
     def devices(self) -> Sequence[Device]:
         return self._devices
@@ -61,9 +69,20 @@ class ProcessExecutor(Executor):
 
     def _give(self, device: str, bundle: Bundle) -> None:
         worker = self._workers[device]
+        if worker.running:
+            refuse_collision(bundle, [worker.study])
+        worker = self._serving(bundle.study, worker)
         declared = [(p.trial, p.attempt) for p in bundle.placements]
         worker.running += [one for one in declared if one not in worker.running]
         worker.send(("place", bundle))
+
+    def _serving(self, study: str, worker: _Process) -> _Process:
+        """The worker itself, or where it is another study's, a new one in its place."""
+        if worker.study == study:
+            return worker
+        worker.process.kill()
+        self._workers[worker.device.name] = self._start(study, worker.device)
+        return self._workers[worker.device.name]
 
     def _gather(self, bundle: Bundle) -> None:
         """The first worker of a trial waits for the others."""
@@ -107,14 +126,14 @@ class ProcessExecutor(Executor):
         if isinstance(value, Gathering):
             self._gather(value.bundle)
             return
-        if isinstance(value, Finished | Stopped | Failed):
-            self._left((value.trial, value.attempt))
+        if isinstance(value, Left):
+            self._left(worker.study, (value.trial, value.attempt))
         elif isinstance(value, Measured):
             value = replace(value, device=worker.device.name)  # to its worker, each of the CPU's devices is the CPU
         self._events.append(value)
 
-    def _left(self, trial: tuple[int, int]) -> None:
-        for worker in self._workers.values():
+    def _left(self, study: str, trial: tuple[int, int]) -> None:
+        for worker in [one for one in self._workers.values() if one.study == study]:
             worker.running = [one for one in worker.running if one != trial]
 
     def _bury(self, worker: _Process) -> None:
@@ -126,15 +145,19 @@ class ProcessExecutor(Executor):
         if not born:
             raise StudyError(f"A worker process could not start: {how}.")
         for trial, attempt in worker.running:
-            self._events.append(Failed(trial, attempt, how, died=True))
-            self._left((trial, attempt))  # its other workers notice by themselves
-        self._workers[worker.device.name] = _Process(self._job, worker.device, self._threads)
+            self._events.append(TrialFailed(trial, attempt, how, died=True, study=worker.study))
+            self._left(worker.study, (trial, attempt))  # its other workers notice by themselves
+        self._workers[worker.device.name] = self._start(worker.study, worker.device)
 
     def wake(self) -> None:
         os.write(self._wake, b"!")
 
-    def describe(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
-        worker = next(iter(self._workers.values()))
+    def describe(
+        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), study: str = ""
+    ) -> list[Description]:
+        there = list(self._workers.values())
+        own, idle = [one for one in there if one.study == study], [one for one in there if not one.running]
+        worker = own[0] if own else self._serving(study, idle[-1])
         worker.send(("describe", (list(configs), train, list(trials))))
         while True:
             try:
@@ -164,8 +187,8 @@ class ProcessExecutor(Executor):
 class _Process:
     """One worker process, seen from the driver."""
 
-    def __init__(self, job: bytes, device: Device, threads: int | None) -> None:
-        self.device = device
+    def __init__(self, study: str, job: bytes, device: Device, threads: int | None) -> None:
+        self.study, self.device = study, device
         self.running: list[tuple[int, int]] = []  # (trial, attempt) of what it was given and has not given back
         self.process: Forked = fork("penstock.executors.processes.worker")
         self.connection: Connection[Any, Any] = self.process.connection

@@ -8,8 +8,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ ANSWER = 8.0  # seconds that a cluster has to answer
 GLANCE = 1.0  # seconds that a head has which has answered before
 HEADLESS = 30.0  # seconds without the head that a study bears, half of what Ray waits before it ends the program
 NAMESPACE = "penstock"
+LOOPBACK = "127.0.0.1"  # the address of a cluster that Penstock starts
 MARKET = "ray.io/market-type"  # the label that says whether a node is "spot" or "on-demand"
 ACCELERATOR = "ray.io/accelerator-type"  # the label that names a node's accelerators, such as "H200"
 PRICE = "penstock.io/price"  # the label by which a node's owner gives the price of a device an hour
@@ -118,15 +119,33 @@ def _connect(address: str | None, on: str, folder: Path | None) -> Connection:
     if address is None:
         address = _from_environment()
         if address is None:
-            ray.init(address="local", include_dashboard=False, **QUIET)
+            with _on_loopback():
+                ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **QUIET)
             return Connection(new=True)
     hosts = answering(address)
     there = {} if folder is None or _here(hosts) else {"working_dir": str(folder), "excludes": list(TOO_LARGE)}
     try:
-        ray.init(address=address, runtime_env=there or None, **QUIET)
+        with _on_loopback() if hosts == {LOOPBACK} else nullcontext():
+            ray.init(address=address, runtime_env=there or None, **QUIET)
     except Exception as error:
         raise StudyError(_cannot_join(address, folder, error)) from None
     return Connection(new=True)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray take 127.0.0.1 for this machine's address: a cluster that starts here then listens there alone.
+
+    Ray would replace it by the address that other machines reach. Its switch against that is meant for systems where it
+    has no clusters of several machines.
+    """
+    from ray._private import ray_constants
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _as_joined(address: str) -> str | None:
@@ -252,7 +271,7 @@ def answering(address: str) -> set[str]:
 
 def _here(hosts: Collection[str]) -> bool:
     """Whether all nodes are this machine, so that they see its files."""
-    own = {"127.0.0.1", "localhost"}
+    own = {LOOPBACK, "localhost"}
     try:
         own |= {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
         from ray.util import get_node_ip_address

@@ -22,8 +22,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from penstock.bundle import Bundle, Description, Device, Failed, Finished, Gathering, Job, Measured, Request, Stopped
-from penstock.errors import StudyError
+from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Measured, Request, TrialFailed
+from penstock.errors import StateError, StudyError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.executors.processes.executor import pickled
 from penstock.executors.ray.cluster import Connection, connect, living, require
@@ -33,6 +33,7 @@ from penstock.executors.ray.requesting import Requesting, nothing_came, order
 from penstock.executors.ray.slot import BEAT, Slot, alone, begin, fault, hold, how, kin, rested
 from penstock.executors.ray.studies import Company
 from penstock.executors.ray.worker import Hello
+from penstock.log.reading import content
 from penstock.task import Task
 from penstock.trial import Config, Report
 
@@ -76,7 +77,7 @@ class RayExecutor(Executor):
         self._begun = self._closed = self._woken = False
         self._looked, self._stillborn = -inf, 0
         self._studies = Company(uuid.uuid4().hex, weight)
-        self._states, self._token = job.states, leave_token(job.states)
+        self._states, self._token, self._name = job.states, leave_token(job.states), job.study
         if isinstance(job.task, Task):
             self.modes = self.modes | {"distributed"}
         try:
@@ -104,7 +105,7 @@ class RayExecutor(Executor):
         first = slots[0]
         new = [p for p in bundle.placements if first is None or (p.trial, p.attempt) not in first.running]
         if first is None or (new and any(slot is None or slot.phase == "leaving" for slot in slots)):
-            self._events += [Stopped(p.trial, p.attempt, p.state) for p in new]  # a device went in the meantime
+            self._events += [p.turned_away(bundle.study) for p in new]  # a device went in the meantime
             return
         self._give(first, bundle)
 
@@ -118,9 +119,9 @@ class RayExecutor(Executor):
         new = [p for p in bundle.placements if (p.trial, p.attempt) not in slot.running]
         states = {}
         if not slot.shared:
-            for one in {p.state.file for p in new if p.state is not None}:
-                with self._states.read(one) as file:
-                    states[one] = file.read()
+            for one in {p.state for p in new if p.state is not None}:
+                with suppress(StateError):  # the worker misses it then, and says that it is lost
+                    states[one.file] = content(self._states, one)
         slot.running += [(p.trial, p.attempt) for p in new]
         slot.place(bundle, states)
 
@@ -138,7 +139,9 @@ class RayExecutor(Executor):
     def wake(self) -> None:
         self._woken = True
 
-    def describe(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
+    def describe(
+        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), study: str = ""
+    ) -> list[Description]:
         died = ""
         while True:
             there = [slot for slot in self._slots if slot.phase == "ready"]
@@ -237,8 +240,7 @@ class RayExecutor(Executor):
 
     def _patience(self) -> float:
         """Seconds to wait for the next worker once one is there: about as long as the fastest one took."""
-        first = min(slot.came - slot.began for slot in self._slots if slot.phase == "ready")
-        return max(1.0, first)
+        return max(1.0, min(slot.came - slot.began for slot in self._slots if slot.phase == "ready"))
 
     def _slot(self, device: str) -> Slot | None:
         return next((s for s in self._slots if s.device is not None and s.device.name == device), None)
@@ -285,7 +287,7 @@ class RayExecutor(Executor):
             if isinstance(event, Gathering):
                 self._gather(event.bundle)
                 continue
-            if isinstance(event, Finished | Stopped | Failed):
+            if isinstance(event, Left):
                 self._left((event.trial, event.attempt))
             elif isinstance(event, Measured):
                 event = replace(event, device=slot.device.name)  # every worker names its own device "cuda:0" or "cpu"
@@ -317,10 +319,8 @@ class RayExecutor(Executor):
         self._remove(slot)
         self._looked = -inf  # the next look replaces the worker at once
         cause = "it did not answer any more" if error is None else how(error)
-        failed = [
-            Failed(trial, attempt, f"worker process {slot.pid} on node {slot.node[:6]} died: {cause}", died=True)
-            for trial, attempt in slot.running
-        ]
+        said = f"worker process {slot.pid} on node {slot.node[:6]} died: {cause}"
+        failed = [TrialFailed(*one, said, died=True, study=self._name) for one in slot.running]
         lost = [DeviceLost(slot.device)] if slot.phase == "ready" else []
         trials = [trial for trial, _ in slot.running]
         if alone(error) and not self._doubts.blames_node(slot.node, trials):

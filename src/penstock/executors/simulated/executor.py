@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from typing import Any
 
-from penstock.bundle import Bundle, BundleMode, Description, Device, Failed, Finished, Job, Placement, Request, Stopped
+from penstock.bundle import Bundle, BundleMode, Description, Device, Job, Placement, Request, TrialFailed, TrialFinished
 from penstock.errors import PenstockError, StudyError
-from penstock.executors.base import Executor, ExecutorEvent
+from penstock.executors.base import Executor, ExecutorEvent, refuse_collision, refuse_twins
 from penstock.executors.simulated.devices import Devices
 from penstock.executors.simulated.runs import (
-    Lookup,
     SimulatedBundle,
     SimulatedTrial,
     Source,
-    Trained,
     pace,
     shared,
     spread,
 )
 from penstock.executors.simulated.settings import Simulated as Simulated
+from penstock.executors.simulated.sources import Sources
 from penstock.speed.curve import Curve
-from penstock.tabulated import TabulatedTask
-from penstock.task import Task
 from penstock.training.runs.base import explain
-from penstock.training.worker import Worker
 from penstock.trial import Config, Report
-
-ANY_PARTS = 2**20  # the batch size of a tabulated trial: so large that it can be divided among any number of devices
 
 
 class SimulatedExecutor(Executor):
@@ -49,7 +43,7 @@ class SimulatedExecutor(Executor):
     virtual = True
 
     def __init__(self, job: Job, settings: Simulated) -> None:
-        self._job, self._settings = job, settings
+        self._settings = settings
         self.provisioning = settings.provision
         self.modes: frozenset[BundleMode] = frozenset({"solo", "fused", "distributed"})
         if settings.processes:
@@ -62,11 +56,15 @@ class SimulatedExecutor(Executor):
         self._events: list[ExecutorEvent] = []
         self._on: dict[str, SimulatedBundle] = {}  # the bundle on each device
         self._next: dict[str, SimulatedBundle] = {}  # the bundle that waits for each device
-        self._ended: dict[int, int] = {}  # the last attempt of each trial that has left
+        self._studies: dict[str, Sources] = {}
+        self._ended: dict[tuple[str, int], int] = {}  # the last attempt of each (study, trial) that has left
         self._unpaced: dict[SimulatedBundle, None] = {}  # bundles whose number of trials has changed in this instant
-        self._worker: Worker | None = None
-        self._signatures: dict[str, str] = {}  # signatures of configs that really train
         self._devices = Devices(settings, self)
+        self.join(job)
+
+    def join(self, job: Job) -> None:
+        refuse_twins(job, self._studies)
+        self._studies[job.study] = Sources(job, self._settings)
 
     def devices(self) -> Sequence[Device]:
         return self._devices.listed
@@ -85,21 +83,10 @@ class SimulatedExecutor(Executor):
             for member in run.members.values():
                 member.source.close()
 
-    def describe(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
-        if isinstance(self._job.task, TabulatedTask):
-            return [self._look_up(self._job.task, config, train) for config in configs]
-        made = self._base().describe_all(configs, train=train)
-        self._signatures.update({repr(config): one.signature or "" for config, one in zip(configs, made, strict=True)})
-        return made
-
-    def _look_up(self, task: TabulatedTask, config: Config, train: bool) -> Description:
-        try:
-            table = task.look_up(config)
-        except Exception:
-            if train:
-                raise
-            return Description()  # the trial raises this error again when it runs
-        return Description(tuple(table.metrics), table.bytes, signature=table.signature, batch_size=ANY_PARTS)
+    def describe(
+        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), study: str = ""
+    ) -> list[Description]:
+        return self._studies[study].describe(configs, train=train)
 
     # The clock
 
@@ -158,8 +145,8 @@ class SimulatedExecutor(Executor):
             member.version += 1
             member.source.close()
         for trial, attempt in (*run.members, *run.coming):
-            self._events.append(Failed(trial, attempt, error, died=True))
-            self._ended[trial] = attempt
+            self._events.append(TrialFailed(trial, attempt, error, died=True, study=run.study))
+            self._ended[run.study, trial] = attempt
         run.members.clear()
         run.coming.clear()
         self._vacate(run)
@@ -170,6 +157,7 @@ class SimulatedExecutor(Executor):
         if unknown := [name for name in bundle.devices if name not in self._devices.known]:
             raise StudyError(f"Expected the names of simulated devices, got {', '.join(unknown)}.")
         here = list(dict.fromkeys(runs[d] for runs in (self._on, self._next) for d in bundle.devices if d in runs))
+        refuse_collision(bundle, [run.study for run in here])
         ours = next((run for run in here if (run.name, run.devices) == (bundle.name, bundle.devices)), None)
         entering = self._entering(bundle, ours)
         for run in here:
@@ -181,8 +169,8 @@ class SimulatedExecutor(Executor):
             self._change(ours, bundle, entering)
         elif gone := [name for name in bundle.devices if name not in self._devices.there]:
             for trial, attempt in entering:
-                self._ended[trial] = attempt
-                self._say(Failed(trial, attempt, f"device {gone[0]} was lost", died=True))
+                self._ended[bundle.study, trial] = attempt
+                self._say(TrialFailed(trial, attempt, f"device {gone[0]} was lost", died=True, study=bundle.study))
         else:
             run = SimulatedBundle(
                 bundle, min(self._settings.speeds.get(self._devices.there[d].type, 1.0) for d in bundle.devices)
@@ -199,41 +187,20 @@ class SimulatedExecutor(Executor):
         first = self._devices.there.get(bundle.devices[0])
         for placement in bundle.placements:
             who = placement.trial, placement.attempt
-            if placement.attempt <= self._ended.get(placement.trial, -1):
+            if placement.attempt <= self._ended.get((bundle.study, placement.trial), -1):
                 continue
             if ours is not None and who in ours.members:
                 ours.members[who].source.extend(placement.budget)
             elif ours is None or who not in ours.coming:
                 try:
-                    source, curve = self._source(placement)
+                    source, curve = self._studies[bundle.study].of(placement)
                     entering[who] = placement, source, curve or self._settings.curve_of(source.signature, first)
                 except PenstockError:
                     raise  # the simulation is set up wrong
                 except Exception as error:
-                    self._ended[placement.trial] = placement.attempt
-                    self._say(Failed(*who, explain(error)))
+                    self._ended[bundle.study, placement.trial] = placement.attempt
+                    self._say(TrialFailed(*who, explain(error), study=bundle.study))
         return entering
-
-    def _source(self, placement: Placement) -> tuple[Source, Curve | None]:
-        """The source of a trial's units, and the trial's own curve where it has one."""
-        task, settings, config = self._job.task, self._settings, placement.config
-        if isinstance(task, TabulatedTask):
-            table = task.look_up(config)
-            return Lookup(placement, table, self._job.states, settings.saving_every), table.curve
-        worker = self._base()
-        if isinstance(task, Task) and repr(config) not in self._signatures:
-            self.describe([config], train=False)  # makes the worker load the data, which its copies share
-        signature, seconds = self._signatures.get(repr(config), ""), settings.unit_seconds
-        if isinstance(seconds, Mapping):
-            seconds = seconds.get(signature)
-        return Trained(placement, worker, seconds, signature), None
-
-    def _base(self) -> Worker:
-        if self._worker is None:
-            from penstock.executors.local import find_devices
-
-            self._worker = Worker(self._job, find_devices()[0].name)
-        return self._worker
 
     def _change(self, run: SimulatedBundle, bundle: Bundle, entering: dict[tuple[int, int], Any]) -> None:
         wanted = {(p.trial, p.attempt): p for p in bundle.placements}
@@ -263,8 +230,8 @@ class SimulatedExecutor(Executor):
         """Stop a trial that has not begun: there is no new state to save."""
         placement, source, _ = run.coming.pop(who)
         source.close()
-        self._ended[placement.trial] = placement.attempt
-        self._say(Stopped(*who, placement.state))
+        self._ended[run.study, placement.trial] = placement.attempt
+        self._say(placement.turned_away(run.study))
 
     def _settle(self, run: SimulatedBundle) -> None:
         if any(name in self._on for name in run.devices):
@@ -278,7 +245,8 @@ class SimulatedExecutor(Executor):
         if self._on.get(run.devices[0]) is not run or (run.members and not run.together):
             return
         for who, (placement, source, curve) in run.coming.items():
-            if placement.attempt > self._ended.get(placement.trial, -1):  # the trial may have left in the meantime
+            last = self._ended.get((run.study, placement.trial), -1)
+            if placement.attempt > last:  # the trial may have left in the meantime
                 member = run.members[who] = SimulatedTrial(placement, source, curve, run, self._now)
                 self._at(self._now + self._settings.start, self._begin, member, 0)
         run.coming.clear()
@@ -290,7 +258,7 @@ class SimulatedExecutor(Executor):
     def _gone(self, member: SimulatedTrial) -> None:
         run, placement = member.run, member.placement
         del run.members[placement.trial, placement.attempt]
-        self._ended[placement.trial] = placement.attempt
+        self._ended[run.study, placement.trial] = placement.attempt
         member.version += 1
         member.source.close()
         self._unpaced[run] = None
@@ -314,7 +282,7 @@ class SimulatedExecutor(Executor):
 
     def _begin(self, member: SimulatedTrial) -> None:
         if member.source.unit >= member.budget:
-            self._events.append(Finished(member.placement.trial, member.placement.attempt))
+            self._events.append(TrialFinished(member.placement.trial, member.placement.attempt, member.run.study))
             self._gone(member)
             return
         used = (self._now - member.since) * member.share + member.used
@@ -341,7 +309,7 @@ class SimulatedExecutor(Executor):
         if type(event) is not Report:
             self._gone(member)
         elif event.unit >= member.budget:
-            self._events.append(Finished(event.trial, event.attempt))
+            self._events.append(TrialFinished(event.trial, event.attempt, event.study))
             self._gone(member)
         elif member.leaving:
             self._stop(member, settings.stop)

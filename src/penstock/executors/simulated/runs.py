@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
-from penstock.bundle import Bundle, BundleMode, Failed, Finished, Measured, Placement, Stopped
+from penstock.bundle import Bundle, BundleMode, Job, Measured, Placement, TrialFailed, TrialFinished, TrialStopped
 from penstock.errors import TaskError
 from penstock.executors.simulated.settings import Simulated
-from penstock.log.states import States
+from penstock.log.states import prefix
 from penstock.speed.curve import Curve, doublings
 from penstock.speed.sizes import best_size
 from penstock.tabulated import Tabulated
@@ -22,7 +22,7 @@ from penstock.training.random.generators import own_randomness, random_state, se
 from penstock.training.worker import Worker
 from penstock.trial import Report, StateRef, Usage
 
-Ended = Report | Finished | Failed
+UnitEnded = Report | TrialFinished | TrialFailed
 Phase = Literal["starting", "training", "saving", "stopping"]
 
 
@@ -41,11 +41,11 @@ class Source(ABC):
         """The seconds of the unit that begins now, alone on a device of speed 1."""
 
     @abstractmethod
-    def end(self, budget: int, device_seconds: float) -> Ended:
+    def end(self, budget: int, device_seconds: float) -> UnitEnded:
         """The trial's event at the end of the unit; a report at the budget has a state."""
 
     @abstractmethod
-    def leave(self) -> Stopped:
+    def leave(self) -> TrialStopped:
         """Leave between two units, with a state."""
 
     @abstractmethod
@@ -60,11 +60,11 @@ class Source(ABC):
 class Lookup(Source):
     """Units from a table. A state is a file of a few bytes, which holds only the trial's position."""
 
-    def __init__(self, placement: Placement, table: Tabulated, states: States, saving_every: int) -> None:
-        self.trial, self.attempt = placement.trial, placement.attempt
+    def __init__(self, placement: Placement, table: Tabulated, job: Job, saving_every: int) -> None:
+        self.trial, self.attempt, self.study = placement.trial, placement.attempt, job.study
         self.state = placement.state
-        self.unit = 0 if placement.state is None else placement.state.unit
-        self._table, self._states, self._saving_every = table, states, saving_every
+        self.unit = self._began = placement.unit
+        self._table, self._states, self._saving_every = table, job.states, saving_every
         self._seconds: Any = table.seconds
         self._columns = tuple(table.metrics.items())
         self.signature = table.signature
@@ -80,24 +80,24 @@ class Lookup(Source):
     def seconds(self) -> float:
         return self._seconds[self.unit]  # type: ignore[no-any-return]
 
-    def end(self, budget: int, device_seconds: float) -> Ended:
+    def end(self, budget: int, device_seconds: float) -> UnitEnded:
         row = self.unit
         self.unit = unit = row + 1
         state = None
         if unit >= budget or (self._saving_every and unit % self._saving_every == 0):
             state = self._save()
         metrics = {name: values[row] for name, values in self._columns}
-        return Report(self.trial, unit, metrics, self.attempt, state, Usage(device_seconds, 1))
+        return Report(self.trial, unit, metrics, self.attempt, state, Usage(device_seconds, 1), self.study)
 
-    def leave(self) -> Stopped:
-        at = 0 if self.state is None else self.state.unit
-        return Stopped(self.trial, self.attempt, self.state if self.unit == at else self._save())
+    def leave(self) -> TrialStopped:
+        at = self._began if self.state is None else self.state.unit
+        return TrialStopped(self.trial, self.attempt, self.state if self.unit == at else self._save(), self.study)
 
     def close(self) -> None:
         """Nothing to do: no file is open."""
 
     def _save(self) -> StateRef:
-        name = f"{self.trial:06d}-{self.attempt}-{self.unit}.pt"
+        name = f"{prefix(self.trial, self.attempt)}{self.unit}.pt"
         content = b"%d\n" % self.unit
         self._states.write(name, content)
         self.state = StateRef(name, self.unit, self.unit, len(content))
@@ -112,10 +112,10 @@ class Trained(Source):
 
     def __init__(self, placement: Placement, worker: Worker, unit_seconds: float | None, signature: str) -> None:
         self.placement, self.budget = placement, placement.budget
-        self.unit = 0 if placement.state is None else placement.state.unit
+        self.unit = placement.unit
         self._worker, self._began = copy.copy(worker), False
         self._seconds, self.signature = unit_seconds, signature
-        self._ahead: Ended | None = None
+        self._ahead: UnitEnded | None = None
         self._random: dict[str, Any] | None = None
 
     def seconds(self) -> float:
@@ -125,7 +125,7 @@ class Trained(Source):
             self._seconds = time.perf_counter() - began
         return self._seconds
 
-    def end(self, budget: int, device_seconds: float) -> Ended:
+    def end(self, budget: int, device_seconds: float) -> UnitEnded:
         if budget != self.budget:
             self.budget = budget
             if self._began:
@@ -137,13 +137,13 @@ class Trained(Source):
         self.unit = event.unit
         return replace(event, usage=replace(event.usage, device_seconds=device_seconds))
 
-    def leave(self) -> Stopped:
+    def leave(self) -> TrialStopped:
         if not self._began:
-            return Stopped(self.placement.trial, self.placement.attempt, self.placement.state)
+            return self.placement.turned_away(self._worker.job.study)
         self._worker.place(self._bundle())
         with self._turn():
             stopped = self._worker.advance()
-        assert isinstance(stopped, Stopped)  # the trial stood at the end of a unit
+        assert isinstance(stopped, TrialStopped)  # the trial stood at the end of a unit
         return stopped
 
     def extend(self, budget: int) -> None:
@@ -152,7 +152,7 @@ class Trained(Source):
     def close(self) -> None:
         self._worker.close()
 
-    def _train(self) -> Ended:
+    def _train(self) -> UnitEnded:
         with self._turn():
             if not self._began:
                 self._worker.place(self._bundle(self.budget))
@@ -161,7 +161,7 @@ class Trained(Source):
                 self._worker.save_with_reports_alone()  # the real clock decides when other states are saved
                 event = self._worker.advance()
                 if event is not None:
-                    assert isinstance(event, Ended)
+                    assert isinstance(event, UnitEnded)
                     return event
 
     def _bundle(self, budget: int | None = None) -> Bundle:
@@ -213,10 +213,10 @@ class SimulatedTrial:
 class SimulatedBundle:
     """A bundle on its devices, or waiting for other bundles to leave them."""
 
-    __slots__ = ("coming", "devices", "measure", "members", "mode", "name", "size", "speed")
+    __slots__ = ("coming", "devices", "measure", "members", "mode", "name", "size", "speed", "study")
 
     def __init__(self, bundle: Bundle, speed: float) -> None:
-        self.name, self.devices = bundle.name, bundle.devices
+        self.study, self.name, self.devices = bundle.study, bundle.name, bundle.devices
         self.mode: BundleMode = bundle.mode
         self.size, self.measure = bundle.size, bundle.measure
         self.speed = speed

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
 
 from penstock.bundle import Device
 from penstock.errors import StudyError
+from penstock.numeric import finite, shown, whole
 from penstock.speed.curve import Curve
 
 GIB = 2**30
+MOST = 1_000_000  # more devices are a mistake, and would not fit in memory
 
 
 @dataclass(frozen=True)
@@ -81,21 +82,64 @@ class Simulated:
 
     def __post_init__(self) -> None:
         for name in ("per_node", "memory"):
-            _check_whole(name, getattr(self, name), 1)
-        _check_whole("saving_every", self.saving_every, 0)
-        if isinstance(self.devices, int | float):
-            _check_whole("devices", self.devices, 1)
+            self._set(name, _whole(name, getattr(self, name), 1))
+        for name in ("saving_every", "seed"):
+            self._set(name, _whole(name, getattr(self, name), 0 if name == "saving_every" else None))
+        if isinstance(self.devices, Sequence) and not isinstance(self.devices, str):
+            for device in self.devices:
+                _check_device("devices", device)
+        else:
+            self._set("devices", count := _whole("devices", self.devices, 1))
+            if count > MOST:
+                raise StudyError(f"devices of Simulated must be at most {MOST}, got {count}.")
         for name in ("opening", "start", "stop", "save", "provision", "loss_rate"):
-            _check_time(name, getattr(self, name))
-        for when, _ in (*self.losses, *self.arrivals):
-            _check_time("the time of a loss or an arrival", when)
-        for kind, speed in self.speeds.items():
-            _check_positive(f"the speed of {kind!r}", speed)
+            self._set(name, _time(name, getattr(self, name)))
+        for name in ("returns", "processes", "kept", "fixed_shares"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise StudyError(f"{name} of Simulated must be True or False, got {shown(value)}.")
+        if not isinstance(self.type, str):
+            raise StudyError(f"type of Simulated must be a text such as 'H200', got {shown(self.type)}.")
         if self.most is not None:
-            _check_whole("most", self.most, 1)
-        if isinstance(self.unit_seconds, int | float):
-            _check_positive("unit_seconds", self.unit_seconds)
+            self._set("most", _whole("most", self.most, 1))
+        self._check_curves()
+        self._check_changes()
         self._check_names()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_curves(self) -> None:
+        """Refuse curves, speeds and seconds that are none, and make their numbers plain."""
+        if not isinstance(self.curve, Curve):
+            raise StudyError(f"curve of Simulated must be a penstock.Curve, got {shown(self.curve)}.")
+        curves = self.curves if isinstance(self.curves, Mapping) else None
+        if curves is None or not all(isinstance(one, Curve) for one in curves.values()):
+            raise StudyError(
+                f"curves of Simulated must be a dict of penstock.Curve by (signature, type), got {shown(self.curves)}."
+            )
+        if not isinstance(self.speeds, Mapping):
+            raise StudyError(f"speeds of Simulated must be a dict such as {{'H200': 2.0}}, got {shown(self.speeds)}.")
+        self._set("speeds", {kind: _positive(f"the speed of {shown(kind)}", v) for kind, v in self.speeds.items()})
+        if isinstance(self.unit_seconds, Mapping):
+            units = {kind: _positive(f"the unit_seconds of {shown(kind)}", v) for kind, v in self.unit_seconds.items()}
+            self._set("unit_seconds", units)
+        elif self.unit_seconds is not None:
+            self._set("unit_seconds", _positive("unit_seconds", self.unit_seconds))
+
+    def _check_changes(self) -> None:
+        """Refuse losses and arrivals that are no pairs of a time and a device."""
+        for name, what in (("losses", "a name"), ("arrivals", "a device")):
+            pairs = getattr(self, name)
+            if not isinstance(pairs, Sequence) or not all(
+                isinstance(one, tuple | list) and len(one) == 2 for one in pairs
+            ):
+                raise StudyError(f"{name} of Simulated must be a list of (seconds, {what}), got {shown(pairs)}.")
+            self._set(name, tuple((_time("the time of a loss or an arrival", when), one) for when, one in pairs))
+        for _, lost in self.losses:
+            if not isinstance(lost, str):
+                raise StudyError(f"losses of Simulated must have the names of devices, got {shown(lost)}.")
+        for _, device in self.arrivals:
+            _check_device("arrivals", device)
 
     def cluster(self) -> list[Device]:
         """The devices that are there at first."""
@@ -146,16 +190,31 @@ def _some(names: set[str]) -> str:
     return ", ".join(first) + (", …" if len(names) > len(first) else "")
 
 
-def _check_whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise StudyError(f"{name} of Simulated must be a whole number from {least} on, got {value!r}.")
+def _check_device(name: str, value: object) -> None:
+    if not isinstance(value, Device):
+        raise StudyError(f"{name} of Simulated must have devices as penstock.bundle.Device, got {shown(value)}.")
+    _whole(f"the memory of the device {shown(value.name)}", value.memory, 1)
+    if not all(isinstance(text, str) for text in (value.name, value.type, value.node)):
+        raise StudyError(f"A device of Simulated must have its name, type and node as text, got {shown(value)}.")
 
 
-def _check_time(name: str, value: float) -> None:
-    if not (isfinite(value) and value >= 0):
-        raise StudyError(f"{name} of Simulated must be a finite number from 0 on, got {value!r}.")
+def _whole(name: str, value: object, least: int | None) -> int:
+    made = whole(value)
+    if made is None or (least is not None and made < least):
+        bound = "" if least is None else f" from {least} on"
+        raise StudyError(f"{name} of Simulated must be a whole number{bound}, got {shown(value)}.")
+    return made
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not (isfinite(value) and value > 0):
-        raise StudyError(f"{name} of Simulated must be a finite number above 0, got {value!r}.")
+def _time(name: str, value: object) -> float:
+    made = finite(value)
+    if made is None or made < 0:
+        raise StudyError(f"{name} of Simulated must be a finite number from 0 on, got {shown(value)}.")
+    return made
+
+
+def _positive(name: str, value: object) -> float:
+    made = finite(value)
+    if made is None or made <= 0:
+        raise StudyError(f"{name} of Simulated must be a finite number above 0, got {shown(value)}.")
+    return made

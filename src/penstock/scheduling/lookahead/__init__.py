@@ -1,1 +1,1 @@
-"""Decisions by what they lead to: plans laid out in time, and the search for the best."""
+"""Decisions by their outcome: plans laid out in time, and the search for the best plan."""

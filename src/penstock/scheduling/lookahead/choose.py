@@ -1,7 +1,7 @@
-"""Decisions by what they lead to: each candidate is followed out over the stages to come, and the best is begun.
+"""Decisions by their outcome: each candidate is followed through the rungs to come, and the best is begun.
 
 The candidates are the plans of a search, fifo's next move and Fluid's. Each policy decides the same again at every
-later point of its own course; so a decision made anew there finds at least what was found here.
+later point of its own plan. So a decision that is made there finds a plan at least as good.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from penstock.scheduling.lookahead.search import Search, in_order
 from penstock.speed.model import Speed
 
 FEW = 256
-"""Trials that foresight is for,"""
+"""The most trials that are planned ahead."""
 SMALL = 64
-"""and devices."""
+"""The most devices that are planned ahead."""
 
-MOVERS = (1, 2, 4, 16)  # how many of the last to end are planned anew together
-MANY = 32  # trials that run, of which fewer are planned anew: each plan takes as long as there are
-NEAR = 40  # trials of rungs to come that are looked at before trials are moved
-PART = 0.2  # of a search, for each of these
-SOONER = 0.01  # by which trials must end sooner on the average for a move that does not make the last one do so
-WORTH = 0.003  # by which fifo's plan must end sooner to be begun: a difference so small is in the guesses
+MOVERS = (1, 2, 4, 16)  # how many of the last trials to end are planned anew together
+MANY = 32  # with more running trials, only the first two of MOVERS are tried: each plan takes longer
+NEAR = 40  # trials of later rungs that are in a plan before running trials move
+PART = 0.2  # each of MOVERS has this part of a search's starts
+GAIN = 0.03  # the part of the makespan that a move must save: a smaller gain is within the error of later rungs' times
+SOONER = 0.01  # a move that does not shorten the makespan must shorten the sum of ends by this part
+WORTH = 0.003  # the part by which fifo's plan must be shorter to be begun: a smaller gain is within the guesses' error
 
 
 def look_ahead(view: View, demands: Sequence[Demand], speed: Speed) -> list[Assignment]:
-    """Who starts now, and with what, in the best plan that is found."""
+    """The assignments that begin the best plan found."""
     if not view.devices:
         return []
     scene = Scene(view, view.running.values(), demands, speed)
@@ -43,7 +44,7 @@ def look_ahead(view: View, demands: Sequence[Demand], speed: Speed) -> list[Assi
     demands = [demand for demand in demands if demand.trial in able]
     best = Search(scene.site, scene.jobs).best()
     made, least = scene.now(best.plan), best.plan.makespan
-    if any(len(job.options) > 1 for job in scene.jobs):  # where nothing can be shared or spread, Fluid has no say
+    if any(len(job.options) > 1 for job in scene.jobs):  # otherwise Fluid has no share to choose
         fluids = dynamic_fluid(view, demands, speed)
         for deadline in dict.fromkeys((math.inf, best.policy.deadline)):
             plan = _begin(scene, fluids, deadline, speed)
@@ -57,7 +58,7 @@ def look_ahead(view: View, demands: Sequence[Demand], speed: Speed) -> list[Assi
 
 
 def _begin(scene: Scene, made: Sequence[Assignment], deadline: float, speed: Speed) -> Plan:
-    """What comes of assignments that are carried out now."""
+    """The plan that follows once assignments are carried out."""
     given, begun, rest = {one.trial: one for one in made}, [], []
     for job in scene.jobs:
         if (one := given.get(job.trial)) is None:
@@ -69,7 +70,7 @@ def _begin(scene: Scene, made: Sequence[Assignment], deadline: float, speed: Spe
 
 
 def rebalance(view: View, speed: Speed, fixed: frozenset[int]) -> list[Assignment]:
-    """Which trials that run to give more or less, so that all end sooner, moving costs and all; those fixed stay."""
+    """New shares for running trials, where trials end sooner so although they have to move; ``fixed`` trials stay."""
     curves = {id(curve): curve for curve in map(speed.curve, view.running)}.values()
     if all(left.share <= FULL for left in view.room.values()) or all(c.most == c.widest == 1 for c in curves):
         return []
@@ -83,13 +84,13 @@ def rebalance(view: View, speed: Speed, fixed: frozenset[int]) -> list[Assignmen
     best, least = list[Assignment](), stay
     for moves, plan in _moves(view, speed, fixed, fluids):
         sooner = (opened or plan.makespan <= least.makespan) and plan.ends < least.ends * (1 - SOONER)
-        if sooner or (not opened and plan.makespan < least.makespan * (1 - BETTER)):
+        if sooner or (not opened and plan.makespan < least.makespan * (1 - GAIN)):
             best, least = moves, plan
     return best
 
 
 def _together(view: View, made: list[Assignment], demands: Sequence[Demand]) -> list[Assignment]:
-    """The same on few nodes: a plan knows only how many devices a trial has. As it is, where not all fit so."""
+    """The same assignments on few nodes, because a plan does not look at nodes; unchanged where not all would fit."""
     asked = {demand.trial: demand for demand in demands}
     space = Capacity(view.devices, view.room, view.kinds, view.unlike)
     for one in made:
@@ -108,35 +109,35 @@ def _together(view: View, made: list[Assignment], demands: Sequence[Demand]) -> 
 def _moves(
     view: View, speed: Speed, fixed: frozenset[int], fluids: list[Assignment]
 ) -> Iterator[tuple[list[Assignment], Plan]]:
-    """Ways to rebalance, and what comes of them: Fluid's, and those by which the last to end are planned anew."""
+    """Candidate moves, each with its plan: Fluid's, and searches that plan the last trials to end anew."""
     if fluids:
-        yield fluids, _begin(_without(view, [one.trial for one in fluids], speed), fluids, math.inf, speed)
+        yield fluids, _begin(_scene_without(view, [one.trial for one in fluids], speed), fluids, math.inf, speed)
     able = [trial for trial, one in view.running.items() if trial not in fixed and one.demand.units > 1]
     ends = {trial: view.running[trial].demand.units * speed.seconds(trial, view.running[trial].at) for trial in able}
     able.sort(key=lambda trial: -ends[trial])
     tried = MOVERS if len(view.running) <= MANY else MOVERS[:2]
     for count in sorted({min(count, len(able)) for count in tried} - {0}):
-        scene = _without(view, able[:count], speed)
+        scene = _scene_without(view, able[:count], speed)
         plan = Search(scene.site, scene.jobs, PART).best().plan
         shares = {scene.jobs[start.job].trial: start.option.share for start in plan.starts if start.job >= 0}
         if all(start.time == 0 for start in plan.starts if start.job >= 0) and (moves := _changes(view, shares)):
             yield moves, plan
 
 
-def _without(view: View, movers: Sequence[int], speed: Speed) -> Scene:
-    """The devices without some trials that run, and these as jobs: to go on costs nothing; to move, what it costs."""
+def _scene_without(view: View, movers: Sequence[int], speed: Speed) -> Scene:
+    """A scene in which some running trials, the movers, have left their devices and wait as jobs."""
     space = Capacity(view.devices, everywhere(view), kinds(view.running.values()), view.unlike)
     for one in (view.running[trial] for trial in movers):
         space.give(one.assignment.devices, one.assignment.share, one.demand.bytes)
     stay = {trial: one for trial, one in view.running.items() if trial not in movers}
-    here = replace(view, running=stay, room=space.room)
-    scene = Scene(here, stay.values(), [view.running[trial].demand for trial in movers], speed, NEAR)
-    scene.jobs = [_moved(job, view.running[job.trial], speed) for job in scene.jobs]
+    vacated = replace(view, running=stay, room=space.room)
+    scene = Scene(vacated, stay.values(), [view.running[trial].demand for trial in movers], speed, NEAR)
+    scene.jobs = [_mover(job, view.running[job.trial], speed) for job in scene.jobs]
     return scene
 
 
-def _moved(job: Work, one: Holding, speed: Speed) -> Work:
-    """To go on as it does costs nothing; for another share it ends its unit first, and moves."""
+def _mover(job: Work, one: Holding, speed: Speed) -> Work:
+    """A mover's job. At its present share the trial goes on; for another share it ends its unit first, then moves."""
     share, left = one.assignment.share, one.demand.units
     rest = speed.seconds(job.trial, one.at) * (1 - one.done)
     ours = []
@@ -149,7 +150,7 @@ def _moved(job: Work, one: Holding, speed: Speed) -> Work:
 
 
 def _changes(view: View, shares: Mapping[int, float]) -> list[Assignment]:
-    """Devices for those whose share changes, wide ones first; nothing where they do not all fit."""
+    """Assignments for the trials whose share changes, the widest first; none where not all of them fit."""
     changed = [trial for trial, share in shares.items() if share != view.running[trial].assignment.share]
     space = Capacity(view.devices, everywhere(view), kinds(view.running.values()), view.unlike)
     for one in (view.running[trial] for trial in changed):

@@ -1,4 +1,4 @@
-"""What is planned: trials that wait or run, the rungs that follow them, and the devices that they are laid out on."""
+"""The records of a plan: waiting and running trials, the rungs that follow them, and the devices for all of these."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from penstock.speed.curve import Curve
 from penstock.speed.model import Speed
 
 LAST = 1 << 60
-"""When trials of later rungs ask: after all that wait now."""
-ROOMY = 2
-"""Trials for each free device up to which a trial whose seconds were not seen shares none."""
+"""The place of later rungs in the order of asking: after every trial that waits now."""
 SLOWER = 0.5
-"""By how much of the mean the slowest of twice as many trials is slower: units in LCBench differ that much."""
+"""Of twice as many trials, the slowest takes longer by this part of the mean: units in LCBench differ that much."""
 AHEAD = 100
-"""Trials of rungs to come that are looked at."""
+"""The most trials of later rungs that a plan has; the next rung is always in it."""
 
 BETTER = 1e-9
-"""A plan is better that is shorter by this part at least: sums in another order differ by rounding."""
+"""A plan is better only if it is shorter by this part: sums in another order differ by rounding."""
 
 
 class Option(NamedTuple):
-    """A share, the seconds that a trial takes at it, and the device seconds."""
+    """A share, the seconds that a trial takes at it, and its area: the device seconds."""
 
     share: float
     seconds: float
@@ -37,10 +35,11 @@ class Option(NamedTuple):
 
 @lru_cache
 def options(curve: Curve, devices: int, alone: bool = False) -> tuple[Option, ...]:
-    """What is worth giving a trial whose runtime is 1, narrowest first; whole devices where it is to be ``alone``.
+    """The shares worth giving to a trial whose runtime is 1, narrowest first; whole devices if it must be ``alone``.
 
-    Sharing that does not save device seconds over sharing with fewer is left out, and so is a width that is no faster
-    or was not measured. Of more than four to a device some counts stand for all.
+    A part of a device is left out where it saves no device seconds over a larger part. A number of devices is left out
+    where it is no faster than a smaller number, or was not measured. To keep the list short, some counts above four
+    trials a device are left out too.
 
     >>> [option.share for option in options(Curve(sharing=(1, 1.2, 3.5), scaling=(1, 0.6, 0.6)), devices=8)]
     [0.5, 1.0, 2.0]
@@ -59,11 +58,12 @@ def options(curve: Curve, devices: int, alone: bool = False) -> tuple[Option, ..
 
 @dataclass(frozen=True)
 class Work:
-    """A trial to plan: its runtime on a device of its own, and what it can be given, narrowest first.
+    """A trial to plan: its runtime on a device of its own, and its options, narrowest first.
 
-    ``crew`` is the place of its group in the list of those. ``after`` are the seconds that the group's later rungs take
-    at least, if they have all devices, and ``left`` are those with its own rung's, if some are slow: the larger, the
-    sooner it should start. ``rank`` is the runtime that it is ordered by.
+    ``trial`` is -1 in a later rung: its trials are not chosen yet. ``crew`` is the index of the trial's group among the
+    site's crews. ``after`` is the least time that the rungs after this one take with all devices. ``left`` is the time
+    of this rung and the rungs after it, where some trials are taken to be slow. A job with more time left should start
+    sooner. ``rank`` is the runtime that jobs are ordered by.
     """
 
     trial: int
@@ -82,7 +82,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Occupied:
-    """A trial on devices, by their places in the list, until it ends."""
+    """A trial that has devices, given by their indices, until its ``end``."""
 
     job: Work
     share: float
@@ -92,9 +92,9 @@ class Occupied:
 
 @dataclass(frozen=True)
 class Crew:
-    """A group under way: how many of its trials are not done, and the jobs of each rung that follows.
+    """A group under way: ``out`` counts its trials that are not done, ``rungs`` has the jobs of each later rung.
 
-    ``after`` and ``left`` are those of its jobs.
+    The waiting jobs of the group have its ``after`` and ``left``.
     """
 
     out: int
@@ -105,9 +105,10 @@ class Crew:
 
 @dataclass(frozen=True)
 class Site:
-    """The devices of a plan, by their places: what is free on each, its free bytes, the signature of who is there.
+    """The devices of a plan, by index: the free share of each, its free bytes, and the signature of the trials there.
 
-    ``moving`` is what it costs a trial to move, infinite where none can.
+    ``held`` are the running trials. ``unlike`` says whether trials of any signatures can share a device. ``moving`` is
+    the seconds that a move costs a trial, infinite where trials cannot move.
     """
 
     free: tuple[float, ...]
@@ -120,7 +121,7 @@ class Site:
 
 
 class Start(NamedTuple):
-    """A job of the list, or -1 for one of a later rung, that starts on devices at a time."""
+    """The start of a job on devices at a time: ``job`` is its index among waiting jobs, or -1 for a later rung's."""
 
     job: int
     option: Option
@@ -130,14 +131,14 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What was laid out: the last end, the sum of the ends, who starts when with what."""
+    """A layout in time: the last end of a trial, the sum of all ends, and the start of each job."""
 
     makespan: float
     ends: float
     starts: tuple[Start, ...]
 
     def beats(self, other: Plan) -> bool:
-        """It ends sooner, or at the same time with results that come sooner."""
+        """Whether this plan ends sooner, or at the same time with a smaller sum of ends."""
         if self.makespan < other.makespan * (1 - BETTER):
             return True
         return self.makespan <= other.makespan * (1 + BETTER) and self.ends < other.ends * (1 - BETTER)
@@ -145,11 +146,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Policy:
-    """How waiting trials are dealt with in a plan.
+    """How a plan treats waiting jobs.
 
-    Each is given the narrowest share by which it, and the rungs after it, end by the ``deadline``; without one, an
-    equal part of what is free; or what is ``given`` to it, by its place in the list. ``order`` has those places;
-    without one, the first to ask goes first. ``solo``: each is given one device.
+    A job gets the option that ``given`` has for its index. A job without such an option gets the narrowest option by
+    which the job and the rungs after it end by the ``deadline``. Without a deadline, the job gets an equal part of the
+    room. ``order`` has the indices of the jobs; without it, jobs go by priority and in the order of asking. ``solo``
+    gives each job one device.
     """
 
     deadline: float = math.inf
@@ -159,10 +161,10 @@ class Policy:
 
 
 class Scene:
-    """What is planned for: the devices, by their places, the trials that hold them, those that wait, and later rungs.
+    """The input of a plan: the devices, the running trials, the waiting trials as jobs, and the later rungs.
 
-    Rungs to come count where a study is to end soon. Where it is to reach a target soon, the longest grant is the most
-    urgent: it is what results of a high budget come from.
+    Later rungs count where a study is to end soon. They do not count where it is to reach a target soon. Then the
+    longest trial is the most urgent, because results of a high budget reach the target.
     """
 
     def __init__(
@@ -172,7 +174,7 @@ class Scene:
         room, there = everywhere(view), kinds(view.running.values())
         self.names = list(room)
         self._places = {name: i for i, name in enumerate(self.names)}
-        self._options: dict[tuple[int, bool], tuple[Option, ...]] = {}  # by the curve's id: hashing it is slow
+        self._options: dict[tuple[int, bool], tuple[Option, ...]] = {}  # by the curve's id: hashing a curve is slow
         self._crews: dict[str, int] = {}
         running, demands = list(running), list(demands)
         members: dict[str, list[Demand]] = {}
@@ -189,13 +191,13 @@ class Scene:
             view.unlike,
             speed.moving,
         )
-        roomy = len(demands) <= ROOMY * sum(share > 1 - FULL for share in self.site.free)
+        roomy = len(demands) <= sum(share > 1 - FULL for share in self.site.free)
         guesses, largest = _guesses(demands, speed), self._largest()
         able = [demand for demand in demands if demand.bytes <= largest]
         self.jobs = [self._job(demand, crews[self._crews[demand.group]], guesses, roomy) for demand in able]
 
     def options(self, demand: Demand, runtime: float) -> tuple[Option, ...]:
-        """What a trial can be given."""
+        """The options of a trial with this runtime."""
         curve, alone = self.speed.curve(demand.trial), not demand.signature and not self.view.unlike
         known = self._options.get((id(curve), alone))
         if known is None:
@@ -203,13 +205,13 @@ class Scene:
         return tuple([Option(share, runtime * seconds, runtime * area) for share, seconds, area in known])
 
     def held(self, job: Work, one: Assignment, seconds: float) -> Occupied:
-        """A job that was begun, and takes so many seconds from now."""
+        """A job that has its devices, and ends in so many seconds."""
         return Occupied(
             job, one.share, tuple(self._places[name] for name in one.devices if name in self._places), seconds
         )
 
     def begun(self, more: Sequence[Occupied]) -> Site:
-        """The site with more trials begun."""
+        """The site once more jobs have begun."""
         free, bytes, there = list(self.site.free), list(self.site.bytes), list(self.site.kinds)
         for one in more:
             for d in one.devices:
@@ -221,7 +223,7 @@ class Scene:
         return replace(self.site, free=tuple(free), bytes=tuple(bytes), kinds=tuple(there), held=held)
 
     def now(self, plan: Plan) -> list[Assignment]:
-        """What a plan begins with."""
+        """The assignments that begin a plan."""
         return [
             Assignment(self.jobs[start.job].trial, tuple(self.names[d] for d in start.devices), start.option.share)
             for start in plan.starts
@@ -232,7 +234,7 @@ class Scene:
         unit = self.speed.unit(demand.trial)
         runtime = demand.units * unit
         ours, guess = self.options(demand, runtime), demand.position == (0, 0) and unit in guesses
-        if guess and roomy:  # it may take far longer than its like: a device of its own costs the others little
+        if guess and roomy:  # the trial may be slow, and where devices are many, one of its own costs the others little
             ours = tuple([option for option in ours if option.share >= 1])
         return Work(
             demand.trial,
@@ -259,7 +261,7 @@ class Scene:
         return self.held(job, one.assignment, runtime * self.speed.curve(demand.trial).at(one.at))
 
     def _crew(self, ours: Sequence[Demand], most: int) -> Crew:
-        """A group and ``most`` of its later rungs: of any of its members, each of their mean seconds a unit."""
+        """A group with at most ``most`` later rungs; their jobs copy its members in turn, at a mean speed."""
         if self.view.goal == "target":
             return Crew(len(ours))
         units = [self.speed.unit(one.trial) for one in ours]
@@ -280,7 +282,7 @@ class Scene:
         return Crew(len(ours), tuple(reversed(rungs)), after, left)
 
     def _least(self, one: Demand, longest: float, runtimes: float) -> float:
-        """The seconds that trials like one take at least, if they have all devices."""
+        """The least seconds that trials like ``one`` take with all devices, by their longest runtime and the sum."""
         ours = self.options(one, 1.0)
         return max(longest * ours[-1].seconds, runtimes * ours[0].area / len(self.names))
 
@@ -289,7 +291,10 @@ class Scene:
         return Work(-1, crew, runtime, unit, ours, LAST, one.priority, one.bytes, one.signature, after, left, runtime)
 
     def _largest(self) -> int:
-        """The bytes of the largest device that is free once all that ends has ended; what others have is theirs."""
+        """The most bytes that one device has free once the running trials have ended.
+
+        A device that other parts of the schedule use is not wholly free even then, and does not count.
+        """
         free, bytes = list(self.site.free), list(self.site.bytes)
         for held in self.site.held:
             for d in held.devices:
@@ -299,30 +304,31 @@ class Scene:
 
 
 def _slowest(trials: int) -> float:
-    """How many times as long as the mean the slowest of trials takes whose seconds were not seen, as a rule.
+    """The usual time of the slowest of so many trials, as a multiple of their mean, where no times were seen.
 
-    Of two brackets with as many units to go one after another, the one that trains many trials far has more left: any
-    of them may be a slow one.
+    Two brackets may have equal numbers of units to go. The bracket with more trials in its long rungs has more time
+    left, because any of these trials may be slow.
     """
     return 1 + SLOWER * math.log2(max(1, trials))
 
 
 def _guesses(demands: Collection[Demand], speed: Speed) -> dict[float, float]:
-    """What to order trials by whose seconds a unit were not seen: their mean, by the seconds that are assumed of each.
+    """The mean that orders all trials whose seconds a unit were not seen, by the seconds that are assumed of each.
 
-    Seconds that all trials of a signature share before they have trained are the mean of their kind. That is good
-    enough to plan with, and no reason to have one of them overtake another.
+    Before trials of a signature have trained, all are assumed to take the mean of their signature. That is good enough
+    to plan with, but no reason why a trial should overtake a trial of another signature. So all such trials are ordered
+    by one common mean.
     """
-    kinds: defaultdict[str, list[float]] = defaultdict(list)
+    assumed: defaultdict[str, list[float]] = defaultdict(list)
     for demand in demands:
         if demand.position == (0, 0):
-            kinds[demand.signature].append(speed.unit(demand.trial))
-    shared = [unit for units in kinds.values() if len({*units}) == 1 for unit in units]
+            assumed[demand.signature].append(speed.unit(demand.trial))
+    shared = [unit for units in assumed.values() if len({*units}) == 1 for unit in units]
     return dict.fromkeys(shared, sum(shared) / max(1, len(shared)))
 
 
 def _rungs(members: Mapping[str, Sequence[Demand]], ahead: int) -> int:
-    """How many rungs to look ahead: all, or as many as make no more trials than are looked at, and one at least."""
+    """How many later rungs to plan: all, or as many as have at most ``ahead`` trials together, but at least one."""
     laters = [ours[0].later for ours in members.values()]
     most, count = max(map(len, laters), default=0), 0
     for rung in range(most):

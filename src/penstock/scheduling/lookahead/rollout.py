@@ -1,9 +1,9 @@
-"""What a policy comes to: trials laid out in time as list scheduling does, and the rungs that follow them.
+"""The outcome of a policy: trials and the rungs that follow them, laid out in time by list scheduling.
 
-Whenever something becomes free, the trials that wait are gone through in order and each starts that fits. When the last
-trial of a group ends, those of its next rung arrive. While nobody waits, the last to end spread over what is free, as
-an engine has them do. A trial at a share takes what the speed model says, whoever else is on its devices: the
-constant-share model of Fluid §4.1.
+Whenever a trial ends, the waiting trials are gone through in order, and each trial that fits starts. When the last
+trial of a group ends, the trials of its next rung arrive. While no trial waits, the last trials to end spread over free
+devices, as in the engine. A trial at a share takes the time that the speed model says, whichever trials it shares a
+device with: the constant-share model of Fluid §4.1.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from operator import attrgetter
 from penstock.scheduling.base import FULL
 from penstock.scheduling.lookahead.layout import BETTER, Occupied, Option, Plan, Policy, Site, Start, Work
 
-PASSED = 64  # trials that do not fit, for each signature that has room, after which no other is looked at
-SPREADING = 3  # trials, the last to end, that are looked at when something is free and nobody waits
-WORTH = 2  # units that a trial has left, at least, when it moves
+PASSED = 64  # without an empty device, a pass ends after so many trials that do not fit, for each signature with room
+SPREADING = 3  # how many of the last trials to end may spread when devices are free and no trial waits
+WORTH = 2  # a trial with fewer units left does not spread
 Key = tuple[float, ...]
 
 
 def follow(site: Site, jobs: Sequence[Work], policy: Policy, limit: float = math.inf) -> Plan:
-    """The plan that a policy comes to for jobs that wait; infinite where one waits for ever.
+    """The plan that a policy leads to for waiting jobs; its makespan is infinite where a job waits for ever.
 
-    Where no trial can move, a plan that is certain to end after the ``limit`` is not gone on with, and is infinite.
+    Where no trial can move, a plan that is certain to end after the ``limit`` is broken off, and its makespan is
+    infinite.
     """
     return _Rollout(site, jobs, policy, limit * (1 + BETTER) if site.moving == math.inf else math.inf).run()
 
@@ -37,7 +38,7 @@ class _Run:
 
     def __init__(self, job: Work, share: float, devices: tuple[int, ...], end: float, seconds: float) -> None:
         self.job, self.share, self.devices, self.end = job, share, devices, end
-        self.seconds = seconds  # of all of it, at its share
+        self.seconds = seconds  # the whole job's time at this share
 
 
 class _Rollout:
@@ -48,13 +49,13 @@ class _Rollout:
         self.kinds = list(site.kinds)
         self.left = list(site.free)
         self.empty = [d for d, share in enumerate(site.free) if share > 1 - FULL]
-        self.begun: dict[str, dict[int, float]] = {}  # what is left of devices, by the signature that may join there
+        self.begun: dict[str, dict[int, float]] = {}  # the room on partly used devices, by the signature that may join
         for d, share in enumerate(site.free):
             self._set(d, share)
         self.out = [crew.out for crew in site.crews]
         self.rung = [0] * len(site.crews)
         self.count = 0
-        self.vain = 0 if site.moving < math.inf else len(site.free)  # free devices that nobody would move for
+        self.vain = 0 if site.moving < math.inf else len(site.free)  # with so many empty devices no trial would spread
         self.heap: list[tuple[float, int, _Run]] = []
         self.starts: list[Start] = []
         for one in site.held:
@@ -81,7 +82,10 @@ class _Rollout:
         heapq.heappush(self.heap, (end, self.count, run))
 
     def _start_all(self) -> None:
-        """Start who fits, in order; then no device stays free while a job waits that fits there, if with fewer."""
+        """Start jobs that fit, in order.
+
+        A second pass fills devices that are still empty: jobs that wait on start at the widest share that fits.
+        """
         given, solo, begun = self.policy.given, self.policy.solo, self.begun
         deadline = self.policy.deadline * (1 + BETTER) - self.now
         room = 0.0
@@ -89,8 +93,8 @@ class _Rollout:
             room = len(self.empty) + sum(sum(there.values()) for there in begun.values())
         for fill in (False, True):
             still: list[tuple[Work, int]] = []
-            first = -math.inf  # the highest priority of a job that waits on: nobody of a lower one overtakes it
-            refused: dict[str, float] = {}  # the least share that there was no room for, by signature
+            first = -math.inf  # the highest priority of a job that waits on: no job of lower priority overtakes it
+            refused: dict[str, float] = {}  # the least share that found no room, by signature
             for i, (job, place) in enumerate(self.waiting):
                 joins = "" if self.site.unlike else job.signature
                 if self.makespan > self.limit:
@@ -139,7 +143,7 @@ class _Rollout:
         return True
 
     def _places(self, share: float, job: Work) -> tuple[int, ...]:
-        """Take devices for a job; a fraction of the fullest that has room, so that others stay free."""
+        """Take devices for a job. A part of a device is taken where least is free, so that other devices stay empty."""
         need, empty = job.bytes, self.empty
         if share >= 1:
             if share > len(empty):
@@ -167,7 +171,7 @@ class _Rollout:
         return (best,)
 
     def _set(self, d: int, left: float) -> None:
-        """So much is left of a device."""
+        """Note the room on a device, and the signature that may join the trials there."""
         self.left[d] = left
         joins = "" if self.site.unlike else self.kinds[d]
         if FULL < left <= 1 - FULL and (joins or self.site.unlike):
@@ -178,12 +182,12 @@ class _Rollout:
                 del self.begun[joins]
 
     def _advance(self) -> None:
-        """Go on to the next end, and to all that come with it."""
+        """Go on to the next end of a trial, and to all ends at the same time."""
         self.now = now = self.heap[0][0]
         while self.heap and self.heap[0][0] <= now + BETTER * abs(now):
             end, _, run = heapq.heappop(self.heap)
             if end != run.end:
-                continue  # it has moved since
+                continue  # the trial has spread since, and ends at another time
             self.total += end
             self.makespan = max(self.makespan, end)
             self._free(run)
@@ -202,7 +206,7 @@ class _Rollout:
                 self.empty.append(d)
 
     def _arrive(self, crew: int) -> None:
-        """The trials of a group's next rung arrive."""
+        """The trials of a group's next rung arrive, if there is one."""
         rungs, rung = self.site.crews[crew].rungs, self.rung[crew]
         if rung < len(rungs):
             self.rung[crew] += 1
@@ -212,7 +216,7 @@ class _Rollout:
                 self.waiting.sort(key=lambda one: urgency(one[0]))
 
     def _spread(self) -> None:
-        """The last to end are given what is free, where each ends sooner so, moving costs and all."""
+        """Give free devices to the last trials to end, where a trial ends sooner although it has to move."""
         runs = [run for end, _, run in self.heap if end == run.end]
         for run in heapq.nlargest(SPREADING, runs, key=attrgetter("end")):
             if not self.empty:
@@ -231,20 +235,20 @@ class _Rollout:
             if end >= run.end * (1 - BETTER):
                 continue
             self._free(run)
-            for d in run.devices:  # its own come first
+            for d in run.devices:  # the trial's own devices come first
                 if d in self.empty:
                     self.empty.remove(d)
                     self.empty.insert(0, d)
             devices = self._places(option.share, run.job)
             for d in devices:
                 self.bytes[d] -= run.job.bytes
-            run.end = math.nan  # which equals no end in the heap
+            run.end = math.nan  # NaN equals no end, so the old entry in the heap is passed over
             self._push(_Run(run.job, option.share, devices, end, option.seconds), end)
         self.vain = len(self.empty)
 
 
 def urgency(job: Work) -> Key:
-    """The order of jobs: of a higher priority, of the group with most time left, the longest, the first to ask."""
+    """The order of jobs: the highest priority, the group with most time left, the longest, the first asked for."""
     return -job.priority, -job.left, -job.rank, job.asked
 
 

@@ -1,4 +1,4 @@
-"""The search for the plan that ends first: over deadlines, then over what single trials are given and their order."""
+"""The search for the plan that ends first: over deadlines, then over the shares of single trials and their order."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from itertools import product
 from penstock.scheduling.lookahead.layout import Plan, Policy, Site, Work
 from penstock.scheduling.lookahead.rollout import follow, urgency
 
-STARTS = 450  # starts of trials that are laid out for one decision: they are what it takes time for
-MORE = 4000  # where few trials wait, none follow and none can move: then no later decision makes up for this one
-OVERHEAD = 4  # starts that a plan takes as long as, besides those in it
+STARTS = 450  # starts that the plans of one decision may have together: a decision's time grows with them
+MORE = 4000  # the same where few trials wait, none follow and none can move: no later decision can correct this one
+OVERHEAD = 4  # laying out a plan takes as long as so many starts, besides its own starts
 LEVELS = 12  # deadlines that are tried at most
-HALVINGS = 3  # how often the last step between two deadlines is halved
-SOONER = (0.999, 0.95, 0.88)  # deadlines that are tried, as parts of the makespan so far
-FINE = 24  # trials whose shares and order are changed one by one
+HALVINGS = 3  # how often the step below the best deadline is halved
+SOONER = (0.999, 0.95, 0.88)  # deadlines that are tried with each forced share, as parts of the best makespan
+FINE = 24  # the shares and the order of more trials than this are not changed one by one
 NONE = Plan(math.inf, math.inf, ())
 
 
 @dataclass(frozen=True)
 class Found:
-    """A plan, and the policy that it came of."""
+    """A plan, and the policy that leads to it."""
 
     plan: Plan
     policy: Policy
 
 
 class Search:
-    """Plans for one decision, as many as there is time for."""
+    """The plans of one decision, as many as its number of starts allows; it has a ``part`` of the usual number."""
 
     def __init__(self, site: Site, jobs: Sequence[Work], part: float = 1.0) -> None:
         self.site, self.jobs = site, jobs
         self.later = sum(len(rung) for crew in site.crews for rung in crew.rungs)
         self.overhead = OVERHEAD + len(site.held)
         final = not self.later and len(jobs) <= FINE and site.moving == math.inf
-        self.starts = round(part * (MORE if final else STARTS))  # that are left to lay out
+        self.starts = round(part * (MORE if final else STARTS))  # how many more starts may be laid out
         self.order = in_order(jobs)
 
     def best(self) -> Found:
-        """The best plan that is found."""
+        """The best plan found, with its policy."""
         found = self._try(Policy(order=self.order))
         if all(len(job.options) == 1 for job in self.jobs):
             return found
@@ -57,7 +57,7 @@ class Search:
         return Found(plan, policy)
 
     def _alike(self, best: Found) -> Found:
-        """Trials that are alike go together, whatever their groups, if all end sooner so."""
+        """Put trials of one signature together in the order, whatever their groups, if that makes a better plan."""
         first = {job.signature: i for i, job in reversed(list(enumerate(self.jobs)))}
         order = sorted(self.order, key=lambda i: (-self.jobs[i].priority, first[self.jobs[i].signature]))
         found = self._try(Policy(order=tuple(order)))
@@ -67,10 +67,10 @@ class Search:
         return found
 
     def _levels(self, best: Found) -> Found:
-        """The water level: the earliest deadline by which all end, each with the least area that keeps it.
+        """The level of the water: the earliest deadline by which all trials end, each with the least area for it.
 
-        A deadline that is kept from here is kept as well from any later point on the way, so that planning anew does
-        not lose what was found. One that is not kept says nothing about earlier ones: they are gone through.
+        A deadline that is kept from now on is kept from any later point of its plan too: a search that begins there can
+        find it again. A deadline that is not kept does not rule out an earlier one, so deadlines are tried in turn.
         """
         bottom, top = self._bottom(), best.plan.makespan
         if not bottom < top < math.inf:
@@ -78,7 +78,7 @@ class Search:
         each = self.overhead + len(self.jobs) + self.later
         count = min(LEVELS, max(2, self.starts // each - HALVINGS - 2))
         tried = [bottom * (top / bottom) ** (i / count) for i in range(count)]
-        for deadline in (0.0, *tried):  # a deadline that nobody keeps: each is given all that it can use
+        for deadline in (0.0, *tried):  # no trial keeps the deadline 0, so each gets its widest share
             if self.starts <= 0:
                 return best
             found = self._try(Policy(deadline, self.order), best.plan)
@@ -93,7 +93,7 @@ class Search:
         return best
 
     def _bottom(self) -> float:
-        """No plan ends before all areas fit, nor before the longest trial and the rungs after it."""
+        """A time before which no plan ends: all areas must fit, and the longest trial and its later rungs must end."""
         later = [job for crew in self.site.crews for rung in crew.rungs for job in rung]
         areas = sum(held.end * held.share for held in self.site.held)
         areas += sum(job.options[0].area for job in (*self.jobs, *later))
@@ -101,7 +101,10 @@ class Search:
         return max(areas / len(self.site.free), *ends, *(job.options[-1].seconds + job.after for job in self.jobs))
 
     def _force(self, best: Found) -> Found:
-        """Give one trial after another something else than the least that keeps a deadline, if all end sooner so."""
+        """Force a share on single trials, in place of the least that keeps the deadline, while that makes better plans.
+
+        Trials that end last come first.
+        """
         half, improved = self.starts // 2, True
         while improved:
             improved = False
@@ -117,7 +120,7 @@ class Search:
         return best
 
     def _change(self, best: Found) -> Found:
-        """Change one share or two, or a place in the order, as long as that helps; the last to end come first."""
+        """Change one share, two shares or a place in the order, while that makes better plans."""
         given = {start.job: start.option for start in best.plan.starts if start.job >= 0}
         best = replace(best, policy=Policy(math.inf, tuple(given), given))
         improved = True
@@ -133,6 +136,11 @@ class Search:
         return best
 
     def _near(self, best: Found) -> Iterator[Policy]:
+        """The policies that are one change away from the best; trials that end last are mostly changed first.
+
+        The changes are another share; a wider share and the first place; another place; a wider share for one trial and
+        a narrower share for another.
+        """
         given, order, late = best.policy.given, list(best.policy.order), _last(best.plan)
         for place in late:
             for option in self.jobs[place].options:
@@ -158,7 +166,10 @@ class Search:
 
 
 def in_order(jobs: Sequence[Work]) -> tuple[int, ...]:
-    """The places of jobs, the most urgent first; of equally urgent ones, the like that share a device come together."""
+    """The indices of jobs, the most urgent first.
+
+    Equally urgent jobs of one signature come together where they can share a device.
+    """
     first: dict[str, int] = {}
     for job in jobs:
         first[job.signature] = min(job.asked, first.get(job.signature, job.asked))
@@ -172,6 +183,6 @@ def in_order(jobs: Sequence[Work]) -> tuple[int, ...]:
 
 
 def _last(plan: Plan) -> list[int]:
-    """The jobs of the list, the last to end first."""
+    """The indices of the waiting jobs that a plan starts, the last to end first."""
     late = sorted(plan.starts, key=lambda start: -start.time - start.option.seconds)
     return [start.job for start in late if start.job >= 0]

@@ -8,26 +8,32 @@ one in full float32. None of it leaves a trace.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from penstock.training.copying import copied
+from penstock.training.data import handed_out
 from penstock.training.fused.per_trial import PER_TRIAL
 from penstock.training.fused.stacked import Unfusable
-from penstock.training.fused.step import Grads, Inputs, Step, unchanged
+from penstock.training.fused.step import Grads, Inputs, Step, unchanged, unhooked
+from penstock.training.fused.watching import Drew, Reached, Unclear
+from penstock.training.fused.writing import carried
+from penstock.training.keeping import Contents, look, untouched, written
 from penstock.training.kernels.choice import kernels
+from penstock.training.lazy import unwritten
 from penstock.training.loop import Training
 from penstock.training.random.generators import position
 from penstock.training.random.keyed import Keyed
 from penstock.training.random.masks import SoloKeys
-from penstock.training.signature import attributes
+from penstock.training.signature import REGISTRIES, attributes
 
 # How far gradients may be from those of a trial alone, in parts of its whole gradient: in float64, and in the task's
 # own precision, where bfloat16 and TF32 through many layers leave little but the direction.
@@ -36,6 +42,9 @@ EXACT, ABOUT = 1e-6, 0.5
 COMPILED = {"float64": 1e-9, "fp32": 0.05, "bf16": 0.3}
 TIMES, MORE = 3.0, 1e-4  # how much farther off than torch's a gradient with kernels may be, and in parts of its length
 ROWS = 8  # that are computed in full float32 at once, which takes more memory
+# How far gradients may be where a model takes no float64, by precision, unless rounding puts them off more.
+NARROW = {"fp32": 1e-3, "bf16": 0.2}
+CONTROLS = 10  # how many times as far as rounding takes them
 
 
 def distance(right: torch.Tensor, made: torch.Tensor, dim: int | None = None) -> torch.Tensor:
@@ -54,68 +63,158 @@ def distance(right: torch.Tensor, made: torch.Tensor, dim: int | None = None) ->
 
 @dataclass(frozen=True)
 class Alone:
-    """The trial of the first of some rows, with its own batch."""
+    """The trial of one of some rows, with its own batch."""
 
     trial: Training
+    row: int
     batch: Any
-    plain: nn.Module  # a copy of the trial's module, never trained
-    idle: frozenset[str]  # parameters that the loss did not reach before
+    plain: nn.Module  # a copy of a trial's module, never trained
+
+
+def agree(step: Step, inputs: Callable[[], Inputs], trials: Iterable[Alone]) -> None:
+    """Compare a step with the first of some trials alone whose gradients are finite; ``Unclear`` where none has any."""
+    for alone in trials:
+        try:
+            agree_alone(step, inputs(), alone)
+        except Unclear:
+            continue
+        except Drew:  # the way knows it now, and asks for keys
+            agree_alone(step, inputs(), alone)
+        return
+    raise Unclear
 
 
 def agree_alone(step: Step, inputs: Inputs, alone: Alone) -> None:
-    """Refuse a step whose way is not exact in float64, or not about right as it will be used."""
-    names, buffers = step.names, list(inputs.buffers.values())
-    with unchanged(buffers):
-        right = _alone(alone, names)
-    with unchanged(buffers):
-        compare(names, _first(step.gradients(inputs)[1]), right, ABOUT)
-    with unchanged(buffers):
-        compare(names, *_in_float64(step, inputs, alone), EXACT)
+    """Refuse a step whose way is not exact in float64, or not about right as it will be used.
+
+    Raises ``Unclear`` where this trial cannot tell.
+    """
+    row = alone.row
+    frozen = {name for name, p in alone.trial.model.named_parameters() if not p.requires_grad}
+    names = [name for name in step.names if name not in frozen]
+
+    def trained(grads: Grads) -> Grads:
+        """The gradients without those of parameters that only other trials train."""
+        return [grad for name, grad in zip(step.names, grads, strict=False) if name not in frozen]
+
+    def together() -> Grads:
+        return trained(_of(step.gradients(inputs)[1], row))
+
+    with _traceless(inputs, alone.trial):
+        right = _alone(alone, step, names)
+    whole = _length(right)
+    if not math.isfinite(whole):
+        raise Unclear
+    with _traceless(inputs, alone.trial):
+        compare(names, together(), right, ABOUT, whole)
+    with _traceless(inputs, alone.trial):
+        found = _in_float64(step, inputs, alone)
+    if found is not None:
+        compare(names, trained(found[0]), trained(found[1]), EXACT)
+        return
+    precision = step.task.precision
+    with _traceless(inputs, alone.trial):
+        nudged = _nudged(alone, step, names, 2**-8 if precision == "bf16" else 2**-23)
+    far = sum(float(distance(a, b)) ** 2 for a, b in zip(right, nudged, strict=True) if a is not None and b is not None)
+    tolerance = min(ABOUT, max(NARROW[precision], CONTROLS * far**0.5 / max(whole, 1e-30)))
+    with _traceless(inputs, alone.trial):
+        compare(names, together(), right, tolerance, whole)
 
 
-def _alone(alone: Alone, names: Sequence[str]) -> Grads:
-    trial = alone.trial
+@contextmanager
+def _traceless(inputs: Inputs, trial: Training) -> Iterator[None]:
+    """Undo whatever a look at gradients writes: weights, buffers, the module's own attributes, the task's."""
+    with unchanged(inputs.touched()), own_attributes(trial.model), untouched(trial.task):
+        yield
+
+
+@contextmanager
+def own_attributes(model: nn.Module) -> Iterator[None]:
+    """Give every module back the attributes, their content and the buffers that it had."""
+    modules = [(vars(module), dict(vars(module)), dict(module._buffers)) for module in model.modules()]
+    contents = Contents(value for _, before, _ in modules for name, value in before.items() if name not in REGISTRIES)
+    try:
+        yield
+    finally:
+        for now, before, buffers in modules:
+            for name in now.keys() - before.keys():
+                del now[name]
+            now.update(before)
+            now["_buffers"].clear()
+            now["_buffers"].update(buffers)
+        contents.put_back()
+
+
+def _alone(alone: Alone, step: Step, names: Sequence[str]) -> Grads:
+    trial, idle = alone.trial, step.idle
     trial.model.train()
-    drawn, looks = position(), attributes(trial.model)
+    drawn, looks, outside = position(), attributes(trial.model), look(trial.task)
     params = dict(trial.model.named_parameters())
-    idle = sorted(alone.idle)
-    wanted = [params[name] for name in (*names, *idle)]
-    grads = torch.autograd.grad(trial.loss(alone.batch), wanted, allow_unused=True)
-    if reached := [name for name, grad in zip(idle, grads[len(names) :], strict=True) if grad is not None]:
-        raise Unfusable(f"the loss reaches {reached[0]} in some steps and not in others")
+    buffers = dict(trial.model.named_buffers())
+    wanted = [params[name] for name in (*names, *(name for name in idle if params[name].requires_grad))]
+    with unhooked(trial.model), unwritten(trial.model.modules()):
+        grads = torch.autograd.grad(trial.loss(alone.batch), wanted, allow_unused=True)
+        changed = attributes(trial.model)
+    if any(grad is not None for grad in grads[len(names) :]):
+        raise Reached
     if position() != drawn:
         raise Unfusable("the loss draws from Python's or numpy's random generator, which trials cannot share")
-    if (changed := attributes(trial.model)) != looks:
-        what = next((now for old, now in zip(looks, changed, strict=False) if old != now), " one")
-        raise Unfusable(f"the model changes an attribute of its own in its forward:{what}")
+    if changed != looks:
+        state = trial.model.state_dict()
+        if refusal := carried(looks, changed, alone.plain, state, alone.batch, partial(_run, trial)):
+            raise Unfusable(refusal)
+    if wrote := written(trial.task, outside):
+        raise Unfusable(f"the loss writes {wrote}, which trials would share: keep it in a buffer of the model")
+    assigned = [name for name, now in trial.model.named_buffers() if now is not buffers[name]]
+    if assigned and not step.way.takes_all:
+        raise Unfusable(f"the forward assigns the buffer {assigned[0]}, which torch.vmap does not see: write into it")
     return grads[: len(names)]
 
 
-def _in_float64(step: Step, inputs: Inputs, alone: Alone) -> tuple[Grads, Grads]:
-    """The gradients of a row, together with its neighbour and alone; none where a model takes no float64."""
+def _run(trial: Training, model: nn.Module, batch: Any) -> None:
+    with Keyed(SoloKeys(trial.seed, trial.step)), trial.autocast():
+        trial.task.loss(model, handed_out(batch), trial.config)
+
+
+def _nudged(alone: Alone, step: Step, names: Sequence[str], eps: float) -> Grads:
+    """The gradients of a trial alone whose weights are a little off, by as much as rounding may put them off."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in alone.trial.model.parameters():
+            p.mul_(1 + eps * (torch.rand(p.shape, generator=generator) * 2 - 1).to(p))
+    return _alone(alone, step, names)
+
+
+def _in_float64(step: Step, inputs: Inputs, alone: Alone) -> tuple[Grads, Grads] | None:
+    """The gradients of a row, together with its neighbour and alone; None where a model takes no float64."""
     trial = alone.trial
-    model = copy.deepcopy(alone.plain).double().train()
+    model = copied(alone.plain).double().train()
     model.load_state_dict(trial.model.state_dict())
     for path, module in trial.model.named_modules():
         for attribute, _ in PER_TRIAL.get(type(module), ()):
             setattr(model.get_submodule(path), attribute, getattr(module, attribute))
-    own = dict(model.named_parameters())
+    own = {name: p.requires_grad_() for name, p in model.named_parameters()}
     try:
         with Keyed(SoloKeys(trial.seed, trial.step)):
             loss = trial.task.loss(model, tree_map(_double, alone.batch), trial.config)
         grads = torch.autograd.grad(loss, [own[name] for name in step.names], allow_unused=True)
     except Exception:
-        return [], []
-    two = inputs.part(0, min(2, len(inputs.rows[0])))
+        return None
+    if not math.isfinite(_length(grads)):
+        return None
+    first = min(alone.row, max(0, len(inputs.rows[0]) - 2))
+    two = inputs.part(first, min(first + 2, len(inputs.rows[0])))
     wide = {name: tree_map(_double, getattr(two, name)) for name in ("rows", "others", "buffers", "batch")}
-    return _first(step.gradients(replace(two, **wide), full=True)[1]), grads
+    return _of(step.gradients(replace(two, **wide), full=True)[1], alone.row - first), grads
 
 
-def compare(names: Sequence[str], together: Grads, alone: Grads, tolerance: float) -> None:
-    """Refuse gradients that differ by more than a part of the trial's whole gradient."""
-    whole = sum(float(grad.double().square().sum()) for grad in alone if grad is not None) ** 0.5
-    if not math.isfinite(whole):
-        return  # a trial that diverges at once tells nothing
+def _length(grads: Grads) -> float:
+    return float(sum(float(grad.double().square().sum()) for grad in grads if grad is not None) ** 0.5)
+
+
+def compare(names: Sequence[str], together: Grads, alone: Grads, tolerance: float, whole: float | None = None) -> None:
+    """Refuse gradients that differ by more than a part of the trial's ``whole`` gradient."""
+    whole = _length(alone) if whole is None else whole
     for name, one, own in zip(names, together, alone, strict=False):
         if one is None or own is None:
             if one is not own:
@@ -208,8 +307,8 @@ def _full_float32() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def _first(grads: Grads) -> Grads:
-    return [None if grad is None else grad[0] for grad in grads]
+def _of(grads: Grads, row: int) -> Grads:
+    return [None if grad is None else grad[row] for grad in grads]
 
 
 def _double(leaf: Any) -> Any:

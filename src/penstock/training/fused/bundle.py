@@ -6,32 +6,33 @@ steps all optimizers at once. Trials enter and leave between steps; a trial that
 
 from __future__ import annotations
 
-import copy
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from penstock.seeds import step_key
 from penstock.training.checkpoint import State
+from penstock.training.copying import copied
 from penstock.training.data import Streams
-from penstock.training.fused.agreement import Alone, agree_alone
+from penstock.training.fused.agreement import Alone, agree
+from penstock.training.fused.audit import Audits, Row, changes, compare, holdings, step_alone
 from penstock.training.fused.batches import Batches, full, position_of, shapes_of
 from penstock.training.fused.compiled import FastStep, StepKind, step_kind
+from penstock.training.fused.evaluating import evaluate, step_keys
 from penstock.training.fused.flat import Room
-from penstock.training.fused.measuring import Measuring
+from penstock.training.fused.measuring import Measuring, parts
+from penstock.training.fused.optimizers import hooked_step
 from penstock.training.fused.recipe import Kind, Recipe, first_line
 from penstock.training.fused.speeding import Speeding
 from penstock.training.fused.stack import Stack
-from penstock.training.fused.step import Inputs, Step, Torn, Unreached, whole_or_torn
+from penstock.training.fused.step import Inputs, Step, Torn, hooked, whole_or_torn
+from penstock.training.fused.watching import Again, Drew, Unclear, Unreached
 from penstock.training.fused.ways import Way
 from penstock.training.loop import Training
-from penstock.training.random.masks import halves
 from penstock.trial import Metrics
 
 
@@ -46,6 +47,7 @@ class Fused:
         self.failed: list[tuple[Training, Exception]] = []
         self.fast: dict[StepKind, FastStep] = {}  # compiled or captured steps
         self.speeding = Speeding(recipe)
+        self.audits = Audits()
         self._streams: Streams | None = None
         self._plain: nn.Module | None = None  # a copy of the first trial's module, never trained
         self._changed = True  # since the rows were arranged
@@ -60,10 +62,12 @@ class Fused:
 
     def enter(self, trial: Training) -> None:
         """Take in a trial, with all of its state."""
+        if hooked(trial.model) and not self.recipe.own:
+            self._step_own()
         if self.stack is None:
-            self.stack = Stack(trial, idle=self.recipe.idle, capacity=self.capacity)
+            self.stack = self._stack_for(trial, self.capacity)
             self._streams = Streams(trial.data.train, trial.batch_size)
-            self._plain = copy.deepcopy(trial.model)
+            self._plain = copied(trial.model)
         self.stack.enter(trial)
         self._changed = True
 
@@ -73,6 +77,10 @@ class Fused:
         self.stack.leave(trial)
         self._ahead.pop(id(trial), None)
         self._changed = True
+
+    def wait(self, steps: Mapping[int, int]) -> None:
+        """Let trials, by id, take part again only once the others have taken so many steps."""
+        self._ahead.update((trial, self._round + count) for trial, count in steps.items())
 
     def state(self, trial: Training) -> State:
         """The state that a plain run of this trial would save."""
@@ -95,10 +103,13 @@ class Fused:
         """
         self._arrange()
         behind = self.behind()
+        if not behind and not self.ended:  # the trials that the others waited for have left
+            self._round = min(self._ahead[id(trial)] for trial in self.trials)
+            behind = self.behind()
         batches = self._batches(behind)
-        for first, last in self._parts(batches.alike(self.trials, behind), measuring):
+        for first, last in parts(batches.alike(self.trials, behind), self.recipe.size, measuring):
             if measuring is None:
-                self._train(first, last, batches)
+                self._train_audited(first, last, batches)
             else:
                 self._time(measuring, first, last, batches)
             self._count(self.trials[first:last])
@@ -116,7 +127,10 @@ class Fused:
         self._count([trial])
 
     def step_each(self) -> list[tuple[Training, Exception]]:
-        """After an error in a step: every trial that is behind takes it alone. Gives the trials that fail and leave."""
+        """After an error in a step, or one that cannot be compared: every trial that is behind takes it alone.
+
+        Gives the trials that fail and leave.
+        """
         behind, trials, failed = self.behind(), list(self.trials), []
         for trial in trials:
             self._stack.leave(trial)
@@ -164,26 +178,41 @@ class Fused:
 
     def _arrange(self) -> None:
         """After trials have come or gone: let trials at the same place lie side by side, and let the way read all."""
+        if self.stack is not None and self.stack.outdated():
+            self.stack.renew()
+            self.recipe.agreed.clear()  # the gradients of other parameters are computed now
+            self.fast, self._changed = {}, True
         if self._changed and self.stack is not None:
             self.stack.order(sorted(self.trials, key=lambda trial: (trial.place, trial.epoch)))
             if self.recipe.way is not None:
-                self.recipe.way.vary([trial.model for trial in self.trials])
+                self._vary(self.recipe.way)
             self._changed = False
+
+    def _vary(self, way: Way) -> None:
+        way.vary([trial.model for trial in self.trials], [trial.config for trial in self.trials])
 
     def _batches(self, trials: Sequence[Training]) -> Batches:
         assert self._streams is not None
         chosen = {position_of(trial) for trial in trials}
         return Batches(self._streams.take(chosen, {position_of(trial) for trial in self.trials} - chosen))
 
-    def _parts(self, alike: list[tuple[int, int]], measuring: Measuring | None) -> Iterator[tuple[int, int]]:
-        """Rows that take a step at once, at most ``size`` at a time."""
-        for start, last in alike:
-            first = start
-            while first < last:
-                left = last - first
-                size = min(left, self.recipe.size or left) if measuring is None else measuring.next(left)
-                yield first, first + size
-                first += size
+    def _train_audited(self, first: int, last: int, batches: Batches) -> None:
+        """A step of some rows; where an audit is due, one of their trials takes it alone too."""
+        trial = self.trials[first + self._round % (last - first)]
+        batch, audits = batches.own(trial), self.audits
+        noted = hooked_step(trial.optimizer)  # hooks may count the steps that they see
+        if noted or not audits.due(shapes_of(batch), trial.seed ^ self._round, fast=bool(self.fast)):
+            self._train(first, last, batches)
+            return
+        with audits.timed():
+            start, before = Row(self._stack, trial), holdings(self._stack, trial)
+        self._train(first, last, batches)
+        if start.stack is self.stack:
+            with audits.timed():
+                made = changes(before, holdings(self._stack, trial))
+                alone = audits.attempt(partial(step_alone, start, batch))
+                if alone is not None:
+                    compare(start, batch, alone, made)
 
     def _train(self, first: int, last: int, batches: Batches) -> None:
         """A step of some rows. Where memory runs out it is done again with less, from where it began."""
@@ -202,33 +231,46 @@ class Fused:
         self._train_plain(first, last, batch, shared, batches)
 
     def _train_plain(self, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
-        """A plain step of some rows; an error before parameters are written leaves the buffers as they were."""
-        before = {name: rows[first:last].clone() for name, rows in self._stack.buffers.items()}
-        unreached = frozenset[str]()
+        """A plain step of some rows; an error before parameters are written leaves all as it was."""
+        stack, again, versions = self._stack, None, None
+        before = [(rows, rows[first:last].clone()) for rows in stack.written_by_loss(weights=self.recipe.writes)]
         try:
-            self._step(first, last, batch, shared, batches)
+            self._trust(first, last, batch, shared, batches)
+            versions = stack.versions()
+            self._step(first, last, batch, shared)
         except Torn:
             raise
         except Exception as error:
-            for name, rows in before.items():
-                self._stack.buffers[name][first:last] = rows
-            if isinstance(error, Unreached):
-                unreached = error.names
+            if versions is not None and versions != stack.versions() and not self.recipe.writes:
+                self.recipe.expect_writes()
+                raise Torn("the loss wrote weights before it failed") from error
+            for rows, value in before:
+                rows[first:last] = value
+            if isinstance(error, Again):
+                again = error
             elif not isinstance(error, torch.OutOfMemoryError) or (last - first == 1 and not self.fast):
                 raise
         else:
-            self._stack.count(first, last)
+            stack.count(first, last)
+            self.recipe.has_stepped()
             return
         # The error is gone, and with it the tensors that it held.
-        if unreached:
-            self._set_aside(unreached)
-            self._train_plain(first, last, batch, shared, batches)
-        else:
+        if again is None:
             self._train_with_less(first, last, batches)
+        else:
+            self._train_again(again, first, last, batch, shared, batches)
 
-    def _step(self, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
-        """The plain step of some rows, by a way that has agreed on such a batch."""
-        self._trust(first, last, batch, shared, batches)
+    def _train_again(self, why: Again, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
+        """Take a step again, in the way that is right for what it turned out to do."""
+        if isinstance(why, Unclear):
+            raise why  # each trial takes it alone, by ``step_each``
+        if isinstance(why, Unreached) and not self.recipe.stepped:
+            self._set_aside(why.names)
+        elif not isinstance(why, Drew):
+            self._step_own()
+        self._train_plain(first, last, batch, shared, batches)
+
+    def _step(self, first: int, last: int, batch: Any, shared: bool) -> None:
         room = self._stack.room(last - first)
         self.losses = self._step_by(self._way)(self._inputs(self._way, first, last, batch, shared, room))
 
@@ -254,34 +296,41 @@ class Fused:
         self._stack.spare()
         made = self.speeding.make(self._step_by(self._way), self._inputs(self._way, first, last, batch, shared))
         self.fast = {} if made is None else {step_kind(last - first, shared, batch): made}
+        self.audits.begin_fast()
         return made
 
     def _step_by(self, way: Way) -> Step:
-        return Step(way, self.trials[0].task, self._stack.flats)
+        return Step(way, self.trials[0].task, self._stack.flats, sorted(self._stack.idle))
 
     def _inputs(self, way: Way, first: int, last: int, batch: Any, shared: bool, room: Room | None = None) -> Inputs:
         way.train()  # which keys are needed depends on it
-        keys = self._keys(way, self.trials[first:last])
+        keys = step_keys(way, self.trials[first:last])
         numbers = way.numbers(first, last, self._stack.device)
         return Inputs.of(self._stack, first, last, batch, shared, keys, numbers, room)
 
     def _set_aside(self, idle: frozenset[str]) -> None:
         """Parameters without a gradient are not stepped: neither decayed nor given a state, as in a plain run."""
         self.recipe.set_aside(idle)
+        self._stack_anew()
+
+    def _step_own(self) -> None:
+        """Let each trial's own optimizer step from now on."""
+        self.recipe.step_alone()
+        if self.stack is not None:
+            self._stack_anew()
+
+    def _stack_anew(self) -> None:
+        """Lay the rows out anew, for the same trials in the same order."""
         self.fast = {}
         trials = list(self.trials)
         for trial in trials:
             self._stack.leave(trial)
-        self.stack = Stack(trials[0], idle=self.recipe.idle, capacity=max(self.capacity, len(trials)))
+        self.stack = self._stack_for(trials[0], max(self.capacity, len(trials)))
         for trial in trials:
             self.stack.enter(trial)
 
-    def _keys(self, way: Way, trials: Sequence[Training], stream: int = 0) -> torch.Tensor | None:
-        """The keys of the trials' next step, one row each; None where nothing is drawn."""
-        if not way.random[way.template.training]:
-            return None
-        keys = [halves(step_key(trial.seed ^ stream, trial.step)) for trial in trials]
-        return torch.tensor(keys, dtype=torch.int32).to(self._stack.device)
+    def _stack_for(self, first: Training, capacity: int) -> Stack:
+        return Stack(first, idle=self.recipe.idle, capacity=capacity, own=self.recipe.own)
 
     # Which way
 
@@ -290,24 +339,32 @@ class Fused:
         way, own = self.recipe.way, batches.own(self.trials[first])
         if way is not None and _kind(way, own) in self.recipe.agreed:
             return
-        assert self._plain is not None
-        alone = Alone(self.trials[first], own, self._plain, self._stack.idle)
         if way is None:
-            way = self._find_way(first, last, batch, shared, alone)
+            way = self._find_way(first, last, batch, shared, batches)
         else:
-            agree_alone(self._step_by(way), self._inputs(way, first, last, batch, shared), alone)
-        self.recipe.agreed.add(_kind(way, own))
+            self._agree(way, first, last, batch, shared, batches)
+        self.recipe.agree(_kind(way, own))
 
-    def _find_way(self, first: int, last: int, batch: Any, shared: bool, alone: Alone) -> Way:
+    def _find_way(self, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> Way:
         """Take the first way whose gradients agree with those of a trial alone, on this very batch."""
+        assert self._plain is not None
+        plain, trial = self._plain, self.trials[first]
 
         def attempt(kind: type[Way]) -> Way:
-            way = kind(alone.plain, alone.trial.config)
-            way.vary([trial.model for trial in self.trials])
-            agree_alone(self._step_by(way), self._inputs(way, first, last, batch, shared), alone)
+            way = kind(plain, trial.config)
+            way.watch(trial.task)
+            self._vary(way)
+            self._agree(way, first, last, batch, shared, batches)
             return way
 
         return self.recipe.choose(attempt)
+
+    def _agree(self, way: Way, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
+        """Compare a way with a trial alone."""
+        assert self._plain is not None
+        plain, trials = self._plain, enumerate(self.trials[first:last])
+        alone = (Alone(trial, row, batches.own(trial), plain) for row, trial in trials)
+        agree(self._step_by(way), lambda: self._inputs(way, first, last, batch, shared), alone)
 
     @property
     def _way(self) -> Way:
@@ -326,41 +383,17 @@ class Fused:
         self._arrange()
         if self.recipe.alone is None and self.recipe.way is not None:
             try:
-                return self._evaluate(trials)
+                return evaluate(self._stack, self.recipe, trials)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 self.recipe.measure_alone(first_line(error))
-        return [trial.evaluate() for trial in trials]
+        return [self._evaluate_alone(trial) for trial in trials]
 
-    @torch.no_grad()
-    def _evaluate(self, trials: Sequence[Training]) -> list[Metrics]:
-        way, task, valid = self._way, trials[0].task, trials[0].data.valid
-        made: dict[int, Metrics] = {}
-        way.eval()
-        chosen = set(map(id, trials))
-        row = 0
-        for wanted, rows in groupby(self.trials, lambda t: id(t) in chosen):
-            start, row = row, row + len(list(rows))
-            size = self.recipe.size or row - start
-            for first in range(start, row, size) if wanted else ():
-                last = min(first + size, row)
-                params, buffers = self._stack.leaves(first, last)
-                own = self.trials[first:last]
-                keys = self._keys(way, own, 1)
-                numbers = way.numbers(first, last, self._stack.device)
-                sums, lengths = dict[str, torch.Tensor](), Counter[str]()
-                with own[0].autocast():
-                    for batch, length in valid.all(task.eval_batch_size):
-                        values = way.run(task.metrics, params, buffers, batch, True, keys, numbers)
-                        for name, value in values.items():
-                            number = torch.as_tensor(value).to(torch.float64).expand(last - first) * length
-                            sums[name] = sums[name] + number if name in sums else number
-                            lengths[name] += length
-                columns = {name: (total / lengths[name]).tolist() for name, total in sums.items()}
-                for i, trial in enumerate(own):
-                    made[id(trial)] = {name: column[i] for name, column in columns.items()}
-        return [made[id(trial)] for trial in trials]
+    def _evaluate_alone(self, trial: Training) -> Metrics:
+        metrics = trial.evaluate()
+        self._stack.take_buffers(trial)
+        return metrics
 
     def take_metrics(self, trials: Sequence[Training], metrics: Sequence[Metrics]) -> None:
         """Count a unit of each trial, and keep the weights of every trial that was never better."""

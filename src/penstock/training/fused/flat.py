@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ class Flat:
     starts: list[int]
     rows: torch.Tensor
     step: VectorStep | None
+    steps: NDArray[Any]  # by row: how many steps the optimizer's state has seen
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     scalars: dict[str, NDArray[Any]] = field(default_factory=dict)
     _packed: dict[str, torch.Tensor] = field(default_factory=dict)  # the coefficients of the last step
@@ -47,11 +48,11 @@ class Flat:
         rows = torch.zeros(capacity, end, dtype=like.dtype, device=like.device)
         names, shapes = [name for name, _ in params], [p.shape for _, p in params]
         if step is None:
-            return cls(group, names, shapes, starts, rows, step)
+            return cls(group, names, shapes, starts, rows, step, np.zeros(capacity))
         wide = torch.get_default_dtype() == torch.float64  # as torch keeps them
         scalars = {name: np.zeros(capacity, np.float64 if wide else np.float32) for name in step.scalars}
         state = {name: torch.zeros_like(rows) for name in step.state}
-        return cls(group, names, shapes, starts, rows, step, state, scalars)
+        return cls(group, names, shapes, starts, rows, step, np.zeros(capacity), state, scalars)
 
     def views(self, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Each parameter's piece of some rows."""
@@ -88,11 +89,12 @@ class Flat:
         """A copy with more rows."""
         rows, state = larger(self.rows, capacity), {k: larger(v, capacity) for k, v in self.state.items()}
         scalars = {name: np.resize(values, capacity) for name, values in self.scalars.items()}
-        return Flat(self.group, self.names, self.shapes, self.starts, rows, self.step, state, scalars)
+        steps = np.resize(self.steps, capacity)
+        return Flat(self.group, self.names, self.shapes, self.starts, rows, self.step, steps, state, scalars)
 
     def take(self, larger: Flat) -> None:
         """Go on with the rows of a larger copy."""
-        self.rows, self.state, self.scalars = larger.rows, larger.state, larger.scalars
+        self.rows, self.state, self.scalars, self.steps = larger.rows, larger.state, larger.scalars, larger.steps
 
     def named(self, trial: Training) -> dict[str, float]:
         """The numbers of one trial's own optimizer, by name."""
@@ -100,9 +102,13 @@ class Flat:
         assert issubclass(kind, VectorStep)
         return dict(zip(kind.numbers, read_numbers(trial.optimizer.param_groups[self.group], kind), strict=True))
 
-    def coefficients(
-        self, trials: Sequence[Training], first: int, last: int, steps: NDArray[Any]
-    ) -> dict[str, torch.Tensor]:
+    def seen(self, trial: Training, params: Mapping[str, torch.Tensor]) -> set[float]:
+        """How many steps a trial's own optimizer has taken of these parameters, as its state tells."""
+        if self.step is None:
+            return {0.0}
+        return {steps_seen(trial.optimizer.state.get(params[name], {}), self.step) for name in self.names}
+
+    def coefficients(self, trials: Sequence[Training], first: int, last: int) -> dict[str, torch.Tensor]:
         """The numbers that the next step of ``trials`` in these rows needs; the same tensors while nothing changes."""
         if self.step is None:
             return {}
@@ -111,6 +117,7 @@ class Flat:
         same = now == self._numbers
         if not same or self._read is None:
             self._numbers, self._read = now, np.array(now, dtype=np.float64).reshape(len(now), -1)
+        steps = self.steps[first:last]
         key = (first, last, bool(steps.all()))
         if self.step.counts or not same or self._key != key:
             numbers = {name: self._read[:, i] for i, name in enumerate(kind.numbers)}
@@ -124,8 +131,16 @@ class Flat:
 
     def count(self, first: int, last: int) -> None:
         """Count the step of some rows whose ``coefficients`` were asked for last."""
+        self.steps[first:last] += 1
         for name, values in self._after.items():
             self.scalars[name][first:last] = values
+
+
+def steps_seen(state: Mapping[str, Any], step: VectorStep) -> float:
+    """How many steps a parameter's state has seen; where torch does not count them, 0 or 1."""
+    if step.counts:
+        return float(state.get("step", 0.0))
+    return float(any(state.get(name) is not None for name in step.state))
 
 
 class Room:

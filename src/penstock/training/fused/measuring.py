@@ -7,6 +7,7 @@ time pays for allocations and for choosing kernels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.speed.sizes import best_size, marginal_benefit, most
@@ -95,3 +96,18 @@ class Measuring:
             return f"alone a trial trains at {rates[1]:.0f} steps/s, {best} together at {rates[best]:.0f}: not worth it"
         gain = "" if alone is None else f", {rates[best] / rates[1]:.1f} times those of one alone"
         return f"{best} trials together train at {rates[best]:.0f} steps/s{gain} ({way})"
+
+
+def parts(alike: list[tuple[int, int]], size: int | None, measuring: Measuring | None) -> Iterator[tuple[int, int]]:
+    """Rows that take a step at once, at most ``size`` at a time; while measuring, of the sizes that are to be timed.
+
+    >>> list(parts([(0, 3), (3, 4)], 2, None))
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    for start, last in alike:
+        first = start
+        while first < last:
+            left = last - first
+            count = min(left, size or left) if measuring is None else measuring.next(left)
+            yield first, first + count
+            first += count

@@ -7,6 +7,7 @@ out on the host in float64, as torch does. The rest is elementwise passes in pla
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 Rows = NDArray[Any]  # one number a trial, shape [F]
 _NONE: Mapping[str, Rows] = MappingProxyType({})
@@ -298,7 +300,7 @@ def vector_flags(optimizer: torch.optim.Optimizer) -> tuple[tuple[tuple[str, Any
     ((('kind', 'Adagrad'), ('maximize', False)),)
     """
     kind = VECTORISED.get(type(optimizer))
-    if kind is None or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    if kind is None or not _plain_step(optimizer):
         return None
     start = "initial_accumulator_value"
     for group in optimizer.param_groups:
@@ -309,6 +311,28 @@ def vector_flags(optimizer: torch.optim.Optimizer) -> tuple[tuple[tuple[str, Any
             return None
     named = ("kind", kind.__name__)
     return tuple((named, *((f, bool(group[f])) for f in kind.flags)) for group in optimizer.param_groups)
+
+
+def _plain_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's step is the one that torch wrote: neither replaced, nor hooked, nor patched in its class.
+
+    A scheduler of torch's own wraps the step, to count that it was called.
+    """
+    cls = type(optimizer)
+    step, own = inspect.unwrap(cls.step), optimizer.__dict__.get("step")
+    if not any((step.__module__, step.__qualname__) == (c.__module__, f"{c.__name__}.step") for c in cls.__mro__):
+        return False
+    if own is not None and (not getattr(own, "_wrapped_by_lr_sched", False) or inspect.unwrap(own) is not step):
+        return False
+    return not hooked_step(optimizer) and "_init_group" not in optimizer.__dict__
+
+
+def hooked_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether code of the user's own runs before or after an optimizer's step."""
+    return any((optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_GLOBAL_HOOKS))
+
+
+_GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 
 
 def read_numbers(group: Mapping[str, Any], kind: type[VectorStep]) -> tuple[float, ...]:

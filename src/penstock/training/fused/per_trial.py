@@ -16,6 +16,7 @@ PER_TRIAL: dict[type[nn.Module], tuple[tuple[str, bool], ...]] = {
     **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), (_DROPOUT,)),
     **dict.fromkeys((nn.AlphaDropout, nn.FeatureAlphaDropout), (_DROPOUT,)),
     nn.MultiheadAttention: (("dropout", True),),
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), (("dropout", True),)),
     nn.LeakyReLU: (("negative_slope", False),),
     nn.ELU: (("alpha", False),),
     nn.CELU: (("alpha", False),),

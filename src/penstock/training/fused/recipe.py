@@ -9,7 +9,9 @@ import torch
 
 from penstock.training.fused.batches import Shapes
 from penstock.training.fused.stacked import Unfusable
+from penstock.training.fused.watching import Again
 from penstock.training.fused.ways import General, Native, Way
+from penstock.training.fused.wording import line_of, plainly
 
 Kind = tuple[
     tuple[str, ...], Shapes
@@ -25,6 +27,9 @@ class Recipe:
     agreed: set[Kind] = field(default_factory=set)  # the kinds of step in which the way was compared
     refusals: list[str] = field(default_factory=list)  # why a way, or a faster step, cannot be taken
     idle: frozenset[str] = frozenset()  # parameters that the loss does not reach
+    own: bool = False  # whether the trials' own optimizers step, one after another
+    writes: bool = False  # whether the loss was seen to write trained weights
+    stepped: bool = False  # whether a plain step was ever taken
     alone: str | None = None  # why trials are measured one by one
     size: int | None = None  # the most trials that a step computes at once
     reason: str = ""  # why this size, as it was told last
@@ -60,19 +65,37 @@ class Recipe:
             kind = self.ways[0]
             try:
                 self.way = attempt(kind)
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, Again):
                 raise
             except Exception as error:
                 self.refusals.append(f"{kind.name}: {first_line(error)}")
                 self.ways.pop(0)
             else:
                 return self.way
-        raise Unfusable("; ".join(self.refusals))
+        reasons = {said.split(": ", 1)[1] for said in self.refusals}  # one that holds for every way is said once
+        raise Unfusable(reasons.pop() if len(reasons) == 1 else "; ".join(self.refusals))
 
     def set_aside(self, names: frozenset[str]) -> None:
         """Note parameters that the loss does not reach; every kind of step is compared anew, as it may reach them."""
         self.idle |= names
         self.agreed.clear()
+
+    def step_alone(self) -> None:
+        """Let the trials' own optimizers step, as they do not all step the same parameters in the same way."""
+        self.own, self.idle = True, frozenset()
+        self.agreed.clear()
+
+    def agree(self, kind: Kind) -> None:
+        """Note a kind of step in which the way was compared."""
+        self.agreed.add(kind)
+
+    def has_stepped(self) -> None:
+        """Note a plain step that was taken."""
+        self.stepped = True
+
+    def expect_writes(self) -> None:
+        """Note that the loss writes trained weights: they are kept before each step, for the case of an error."""
+        self.writes = True
 
     def limit(self, size: int) -> None:
         """Let a step compute no more trials at once."""
@@ -101,6 +124,7 @@ class Recipe:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error, with its class where it is not one of Penstock's."""
-    text = str(error) if isinstance(error, Unfusable) else f"{type(error).__name__}: {error}"
-    return text.strip().splitlines()[0]
+    """The first line of an error; with its class and the line of code where it is not one of Penstock's."""
+    if isinstance(error, Unfusable):
+        return str(error).strip().splitlines()[0]
+    return f"{plainly(error)}{line_of(error)}"

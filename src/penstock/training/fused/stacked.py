@@ -3,8 +3,8 @@
 The task's loss runs once for the whole bundle, on ``Stacked`` tensors in the place of the parameters. A torch
 function that meets one is given to its rule in ``operators/``, which computes for all trials at once what the function
 computes for one: a batched matrix product for a linear layer, a grouped convolution for a convolution. A function
-without a rule is mapped over the trials by ``torch.vmap``. A function that vmap refuses too is refused, with the
-operator and the line.
+without a rule is mapped over the trials by ``torch.vmap``, and one that vmap refuses is called for one trial after
+another. A function that gives each trial a result of another shape is refused, with the operator and the line.
 
 The rules work on ordinary tensors with one dimension more, so gradients are ordinary autograd's.
 """
@@ -25,6 +25,7 @@ Rule = Callable[..., Any]
 _RULES: dict[str, Rule] = {}
 _FOUND: dict[Any, Rule] = {}
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+_TORCH_MODULES = tuple(str(Path(torch.__file__).parent / room) for room in ("nn/modules", "nn/utils", "distributions"))
 
 
 class Unfusable(PenstockError):
@@ -82,7 +83,7 @@ class Stacked(torch.Tensor):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        raise refusal("requires_grad", "it is set for one trial's tensor")
+        self.whole.requires_grad_(value)
 
     def dim(self) -> int:
         return self.whole.dim() - 1
@@ -113,7 +114,13 @@ class Stacked(torch.Tensor):
         rule = _FOUND.get(func)
         if rule is None:
             rule = _FOUND[func] = _find(func)
-        return rule(func, *args, **kwargs) if kwargs else rule(func, *args)
+        if not kwargs:
+            return rule(func, *args)
+        if not _RENAMED.keys().isdisjoint(kwargs):
+            args, kwargs = _as_documented(func, args, kwargs)
+        if kwargs.get("out") is not None:
+            return _written(rule, func, args, dict(kwargs))
+        return rule(func, *args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -135,12 +142,25 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+# Torch takes numpy's names of arguments too; and the first argument, which rules take by its place, by name.
+_RENAMED = {"axis": "dim", "keepdims": "keepdim", "x": "input", "a": "input", "x1": "input", "x2": "other", "input": ""}
+
+
+def _as_documented(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    if getattr(func, "__module__", None) not in (None, "torch", "torch._C"):
+        return args, kwargs  # a function written in Python has names of its own
+    kwargs = {_RENAMED.get(name) or name: value for name, value in kwargs.items()}
+    if not args and "input" in kwargs and "condition" not in kwargs:
+        args = (kwargs.pop("input"),)
+    return args, kwargs
+
+
 def _find(func: Any) -> Rule:
     name = getattr(func, "__name__", str(func))
     if name == "__get__":  # a property such as Tensor.shape
         return _PROPERTIES.get(func.__self__.__name__, _as_it_is)
     if name == "__set__":
-        return _refuse
+        return _SETTERS.get(func.__self__.__name__, _refuse)
     return _RULES.get(name, by_vmap)
 
 
@@ -150,7 +170,7 @@ def _as_it_is(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def by_vmap(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """The rule of every function without one of its own: torch maps it over the trials."""
+    """The rule of every function without one of its own: torch maps it over the trials, or they have it in turn."""
     leaves, spec = tree_flatten((args, kwargs))
     which = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
 
@@ -165,20 +185,101 @@ def by_vmap(func: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         made = torch.vmap(one, in_dims=tuple(leaves[i].at for i in which))(*(leaves[i].whole for i in which))
     except Exception as error:
-        raise refusal(name, str(error).strip().splitlines()[0]) from error
-    if name.endswith("_") and not name.endswith("__") and isinstance(args[0], Stacked):
+        if "called random operation" in str(error):
+            raise refusal(name, "it draws from one generator for all trials") from None
+        return by_rows(func, *args, **kwargs)
+    if _in_place(name) and isinstance(args[0], Stacked):
         return args[0]
     return tree_map(lambda tensor: Stacked(tensor, 0) if isinstance(tensor, torch.Tensor) else tensor, made)
 
 
+def by_rows(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function for one trial after another, and stack its results."""
+    leaves, spec = tree_flatten((args, kwargs))
+    which = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
+    name, made = name_of(func), []
+    for row in range(leaves[which[0]].trials):
+        mine = list(leaves)
+        for i in which:
+            mine[i] = leaves[i].whole.select(leaves[i].at, row)
+        own_args, own_kwargs = tree_unflatten(mine, spec)
+        try:
+            made.append(tree_flatten(func(*own_args, **own_kwargs)))
+        except Unfusable:
+            raise
+        except Exception as error:
+            raise refusal(name, f"{type(error).__name__}: {first_line(error)}") from error
+    if _in_place(name) and isinstance(args[0], Stacked):
+        return args[0]
+    first, shape = made[0]
+    if any(spec != shape or len(rows) != len(first) for rows, spec in made):
+        raise refusal(name, "it gives each trial a result of another kind")
+    return tree_unflatten([joined(name, rows) for rows in zip(*(rows for rows, _ in made), strict=True)], shape)
+
+
+def joined(name: str, rows: Sequence[Any]) -> Any:
+    """One result of all trials from each trial's own."""
+    first = rows[0]
+    if isinstance(first, Stacked):
+        raise refusal(name, "it computes with every trial's parameters where it was called for one trial")
+    if isinstance(first, torch.Tensor):
+        if any(row.shape != first.shape for row in rows):
+            raise refusal(name, f"its result has another shape in each trial, such as {_shapes(rows)}: {_DENSE}")
+        return Stacked(torch.stack(list(rows)), 0)
+    if any(type(row) is not type(first) or row != first for row in rows):
+        raise refusal(name, f"its result differs from trial to trial, such as {first!r} and {rows[-1]!r}: {_STAY}")
+    return first
+
+
+_DENSE = "multiply by the mask, or use torch.where, so that all shapes stay the same"
+_STAY = "keep it in a tensor"
+
+
+def _shapes(rows: Sequence[torch.Tensor]) -> str:
+    return " and ".join(str(list(shape)) for shape in list(dict.fromkeys(row.shape for row in rows))[:2])
+
+
+def _in_place(name: str) -> bool:
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def _written(rule: Rule, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A call that writes its result into tensors that it is given."""
+    out = kwargs.pop("out")
+    outs = list(out) if isinstance(out, tuple | list) else [out]
+    stacked = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Stacked)]
+    made = rule(func, *args, **kwargs) if stacked else func(*args, **kwargs)
+    for into, value in zip(outs, made if isinstance(out, tuple | list) else [made], strict=True):
+        if into.shape != value.shape:
+            raise refusal(name_of(func), f"out= has the shape {list(into.shape)}, its result {list(value.shape)}")
+        _RULES["copy_"](torch.Tensor.copy_, into, value)
+    return out
+
+
+def _agreed(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """A plain value of a tensor, where all trials have the same: a branch or a size that they share."""
+    return by_rows(func, *args, **kwargs)
+
+
 def _refuse(func: Any, *args: Any, **kwargs: Any) -> Any:
-    raise refusal(name_of(func), "its result depends on the values of one trial, which the others do not share")
+    name = name_of(func)
+    raise refusal(name, _REFUSED.get(name, "it takes one trial's tensor out of the bundle"))
 
 
-for _name in ("__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__", "__reduce_ex__",
-              "__deepcopy__", "item", "tolist", "numpy", "is_nonzero", "equal", "allclose", "nonzero", "unique",
-              "masked_select", "backward", "register_hook", "data_ptr", "untyped_storage", "__contains__",
-              "retain_grad", "set_", "resize_"):  # fmt: skip
+_REFUSED = {
+    "backward": "the gradients of a loss are computed once it is returned; use torch.autograd.grad inside of it",
+    "register_hook": "it would see the gradients of all trials at once; scale or clamp the tensor itself",
+    "retain_grad": "a gradient is kept for one trial's tensor; use torch.autograd.grad",
+}
+for _name in ("__bool__", "__float__", "__int__", "__index__", "__complex__", "item", "tolist", "is_nonzero", "equal",
+              "allclose", "__contains__"):  # fmt: skip
+    _RULES[_name] = _agreed
+
+for _name in ("nonzero", "unique", "unique_consecutive", "_unique2", "masked_select", "argwhere", "bincount"):
+    _RULES[_name] = by_rows  # the values decide the shape
+
+for _name in ("__array__", "__reduce_ex__", "__deepcopy__", "numpy", "backward", "register_hook", "data_ptr",
+              "untyped_storage", "retain_grad", "set_", "resize_"):  # fmt: skip
     _RULES[_name] = _refuse
 
 for _name in ("size", "dim", "ndimension", "nelement", "numel", "__len__", "is_floating_point", "is_complex",
@@ -199,6 +300,11 @@ def _no_grad(func: Any, x: Stacked) -> None:
     return None
 
 
+def _set_requires_grad(func: Any, x: Stacked, value: bool) -> None:
+    x.whole.requires_grad_(value)
+
+
+_SETTERS: dict[str, Rule] = {"requires_grad": _set_requires_grad}
 _PROPERTIES: dict[str, Rule] = {
     "T": _transposed,
     "mT": _transposed,
@@ -209,6 +315,7 @@ _PROPERTIES: dict[str, Rule] = {
     "real": by_vmap,
     "imag": by_vmap,
     "H": by_vmap,
+    "mH": by_vmap,
 }
 
 
@@ -261,13 +368,21 @@ def name_of(func: Any) -> str:
     return str(getattr(func, "__name__", func))
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def refusal(operator: str, why: str) -> Unfusable:
     """The error for an operator that cannot be done for several trials at once, with the line that called it."""
     return Unfusable(f"{operator} at {_line()}: {why}")
 
 
 def _line() -> str:
-    frame = sys._getframe(2)
+    """The innermost line outside of torch and Penstock; and torch's own, where a module of torch's has called."""
+    frame, inside = sys._getframe(2), ""
     while frame is not None and frame.f_code.co_filename.startswith((*_OWN, "<")):
+        if not inside and frame.f_code.co_filename.startswith(_TORCH_MODULES):
+            inside = f" (in {frame.f_code.co_filename}:{frame.f_lineno})"
         frame = frame.f_back  # type: ignore[assignment]
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "an unknown line"
+    return (f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "an unknown line") + inside

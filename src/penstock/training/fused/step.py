@@ -20,6 +20,7 @@ from penstock.training.fused.flat import Flat, Room
 from penstock.training.fused.optimizers import clip_rows
 from penstock.training.fused.stack import Stack
 from penstock.training.fused.stacked import Unfusable
+from penstock.training.fused.watching import Reached, Unreached
 from penstock.training.fused.ways import Way
 from penstock.training.loop import Training
 
@@ -29,14 +30,6 @@ _READ = ("rows", "state", "others", "buffers", "coefficients", "batch", "shared"
 
 class Torn(Exception):
     """An error, such as a lack of memory, while parameters were being written: trials go on from their last states."""
-
-
-class Unreached(Exception):
-    """Parameters that the loss does not reach. Nothing was written but buffers."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        super().__init__(", ".join(sorted(names)))
-        self.names = names
 
 
 @contextmanager
@@ -63,9 +56,9 @@ def unchanged(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 class Inputs:
     """Everything that one step of some rows reads; it writes ``rows``, ``state`` and ``buffers`` in place.
 
-    ``shared``: all trials have one batch; otherwise every tensor of the batch has the trials in front. The last three
-    fields spare a plain step some work: the parameters of ``rows`` by name, room for their gradients, and the trials
-    whose own optimizers step, as these have no form for many trials.
+    A task's own loss may write ``others`` too. ``shared``: all trials have one batch; otherwise every tensor of the
+    batch has the trials in front. The last three fields spare a plain step some work: the parameters of ``rows`` by
+    name, room for their gradients, and the trials whose own optimizers step, as these have no form for many trials.
     """
 
     rows: list[torch.Tensor]
@@ -121,8 +114,12 @@ class Inputs:
         return replace(self, **cuts, params=None, room=None, owners=())
 
     def written(self) -> list[torch.Tensor]:
-        """The tensors that a step writes: a row for each trial."""
-        return [*self.rows, *(tensor for part in self.state for tensor in part.values()), *self.buffers.values()]
+        """The tensors that a step may write: a row for each trial."""
+        return [*(tensor for part in self.state for tensor in part.values()), *self.touched()]
+
+    def touched(self) -> list[torch.Tensor]:
+        """The tensors that a task's loss may write: a row for each trial."""
+        return [*self.rows, *self.others.values(), *self.buffers.values()]
 
     def addresses(self) -> list[int]:
         """Where the tensors lie that a step writes."""
@@ -152,9 +149,15 @@ class Step:
     way: Way
     task: Task
     flats: Sequence[Flat]
+    idle: Sequence[str] = ()  # parameters that no step has reached
 
     def __call__(self, inputs: Inputs) -> torch.Tensor:
         losses, grads = self.gradients(inputs)
+        if inputs.owners:
+            with whole_or_torn():
+                for row, trial in enumerate(inputs.owners):
+                    self._step_alone(trial, [None if grad is None else grad[row] for grad in grads])
+            return losses
         if any(grad is None for grad in grads):
             names = zip(self.names, grads, strict=True)
             raise Unreached(frozenset(name for name, grad in names if grad is None))
@@ -178,8 +181,14 @@ class Step:
                 )
             if not isinstance(losses, torch.Tensor) or losses.ndim != 1:
                 raise Unfusable("the loss of a trial is no scalar tensor")
-            wanted = [params[name] for name in self.names]
+            wanted = [params[name] for name in (*self.names, *self.idle)]
             grads: Grads = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+        self.way.settle()
+        if self.idle:
+            count = len(self.names)
+            if any(grad is not None for grad in grads[count:]):
+                raise Reached
+            grads = grads[:count]
         return losses.detach(), grads
 
     def joined(self, grads: Grads, room: Room | None = None) -> list[torch.Tensor]:
@@ -194,17 +203,23 @@ class Step:
             clip_rows(grads, self.task.clip_grad_norm)
         given = zip(self.flats, inputs.rows, grads, inputs.state, inputs.coefficients, strict=True)
         for flat, rows, gradient, state, coefficients in given:
-            if flat.step is not None:
-                flat.step.update(rows, gradient, state, coefficients)
-        for row, trial in enumerate(inputs.owners):
-            self._step_alone(trial, [gradient[row] for gradient in grads])
+            assert flat.step is not None
+            flat.step.update(rows, gradient, state, coefficients)
 
-    def _step_alone(self, trial: Training, gradients: Sequence[torch.Tensor]) -> None:
-        """A step of a trial's own optimizer, on views of the trial's row."""
+    def _step_alone(self, trial: Training, gradients: Grads) -> None:
+        """A step of a trial's own optimizer, on views of the trial's row; a parameter without a gradient has none.
+
+        Hooks on parameters run as in the trial's own backward. A parameter that others train and this trial does not
+        has no gradient either, which clipping would count.
+        """
         params = dict(trial.model.named_parameters())
-        for flat, gradient in zip(self.flats, gradients, strict=True):
-            for name, view in flat.views(gradient):
-                params[name].grad = view
+        for name, gradient in zip(self.names, gradients, strict=True):
+            if gradient is not None and params[name].requires_grad:
+                laid_out = torch.empty_like(params[name]).copy_(gradient)  # as backward does; Adam(fused=True) needs it
+                give_gradient(params[name], laid_out)
+        if self.task.clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(trial.model.parameters(), self.task.clip_grad_norm)
+        trial.randomness.at(trial.seed, trial.step)  # an optimizer that draws does so from torch's generator
         trial.optimizer.step()
         for p in params.values():
             p.grad = None
@@ -212,9 +227,38 @@ class Step:
     def _leaves(self, inputs: Inputs) -> Mapping[str, torch.Tensor]:
         flats = zip(self.flats, inputs.rows, strict=True)
         views = [view for flat, rows in flats for view in flat.views(rows.detach())]
-        return {name: view.detach().requires_grad_() for name, view in views} | inputs.others
+        leaves = {name: view.detach().requires_grad_() for name, view in views} | inputs.others
+        return leaves | {name: inputs.others[name].detach().requires_grad_() for name in self.idle}
 
     def _precision(self, inputs: Inputs) -> AbstractContextManager[object]:
         if self.task.precision != "bf16":  # "fp16" is never fused
             return nullcontext()
         return torch.autocast(inputs.rows[0].device.type, torch.bfloat16)
+
+
+def hooked(model: torch.nn.Module) -> bool:
+    """Whether a parameter has hooks, which run in a trial's own backward."""
+    return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+@contextmanager
+def unhooked(model: torch.nn.Module) -> Iterator[None]:
+    """Leave the hooks on parameters out of a backward."""
+    kept = [(p, p._backward_hooks) for p in model.parameters() if p._backward_hooks]
+    for p, _ in kept:
+        p._backward_hooks = None
+    try:
+        yield
+    finally:
+        for p, hooks in kept:
+            p._backward_hooks = hooks
+
+
+def give_gradient(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+    """Let a parameter have a gradient, changed by its hooks."""
+    for hook in tuple((parameter._backward_hooks or {}).values()):
+        changed = hook(gradient)
+        gradient = gradient if changed is None else changed
+    parameter.grad = gradient
+    for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
+        hook(parameter)

@@ -7,7 +7,6 @@ backward of their sum, so that each trial's gradient is its own.
 
 from __future__ import annotations
 
-import copy
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +15,25 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 import penstock.training.fused.operators  # noqa: F401  registers the rules of the native way
+from penstock.task import Task
+from penstock.training.copying import copied
+from penstock.training.data import handed_out
+from penstock.training.fused.configs import SharedConfig
+from penstock.training.fused.keys import BundleKeys, MappedKeys, NoKeys
 from penstock.training.fused.operators.normalized import waiting
+from penstock.training.fused.operators.scripts import refuse_scripts
 from penstock.training.fused.per_trial import PER_TRIAL, PerTrial
+from penstock.training.fused.promoting import demote, promoted
 from penstock.training.fused.stacked import Stacked, Unfusable
-from penstock.training.random.keyed import Keyed
-from penstock.training.random.masks import StepKeys, base, keep, rate
+from penstock.training.fused.watching import Drawing, Drew
+from penstock.training.fused.wording import line_of, plainly
+from penstock.training.keeping import may_draw_outside
+from penstock.training.random.keyed import Keyed, may_draw, unshared
+from penstock.training.random.mentions import mentions_draws
 from penstock.trial import Config
 
 Tensors = Mapping[str, torch.Tensor]
@@ -37,11 +47,15 @@ class Way(ABC):
     takes_all = False  # whether every per-trial number can differ
 
     def __init__(self, template: nn.Module, config: Config) -> None:
-        self.template = copy.deepcopy(template)  # a module of its own: its parameters are replaced
+        refuse_scripts(template)
+        self.template = copied(template)  # a module of its own: its parameters are replaced
         self.config = config
         self.random = {True: True, False: True}  # whether a forward in training, or else, draws; known after a first
+        # Where a module may draw in a later step, or a mode is on in any case, there are always keys to draw by.
+        self._may_draw = any(map(may_draw, template.modules()))
         self._sites: list[PerTrial] = []
         self._made: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._drawing = Drawing(python=True)
         self.fixed: tuple[tuple[str, str, object], ...] = ()  # the numbers that all trials have in common now
 
     def train(self) -> None:
@@ -57,8 +71,16 @@ class Way(ABC):
     def release(self) -> None:  # noqa: B027
         """Let go of the tensors of the last run."""
 
-    def vary(self, models: Sequence[nn.Module]) -> None:
-        """Read from the trials' own modules the numbers that may differ from trial to trial."""
+    def settle(self) -> None:  # noqa: B027
+        """Write the buffers that the last run assigned, once its backward is over."""
+
+    def watch(self, task: Task) -> None:
+        """Look for draws from Python's and numpy's generators at every run, if the task's code may draw from these."""
+        self._drawing = Drawing(python=may_draw_outside(task))
+
+    def vary(self, models: Sequence[nn.Module], configs: Sequence[Config]) -> None:
+        """Read from the trials' own modules and configs the values that may differ from trial to trial."""
+        self.config = SharedConfig(configs)
         self._sites, self._made = [], {}
         fixed = []
         own = [dict(model.named_modules()) for model in models]
@@ -71,7 +93,8 @@ class Way(ABC):
                     continue
                 if not both and not self.takes_all:
                     raise Unfusable(
-                        f"{path}.{attribute} differs from trial to trial, which the {self.name} way cannot do"
+                        f"{f'{path}.{attribute}'.lstrip('.')} differs from trial to trial, which the {self.name} way "
+                        "cannot do"
                     )
                 site = PerTrial(f"{path}.{attribute}", [float(value) for value in values])
                 setattr(module, attribute, site)
@@ -91,11 +114,12 @@ class Way(ABC):
             found = self._made[first, last] = [values.to(device) for values in rows]
         return found
 
-    def _drew(self, drawing: Keyed) -> None:
+    def _drew(self, drawing: Keyed, function: Function) -> None:
         if drawing.unkeyed:
-            raise Unfusable(f"{', '.join(drawing.unkeyed)} draws from one generator for all trials")
+            raise Unfusable(unshared(drawing.unkeyed))
         training = self.template.training
-        self.random[training] = drawing.used
+        may_draw = training and (self._may_draw or mentions_draws(function, self.template))
+        self.random[training] = drawing.used or may_draw
 
     @abstractmethod
     def run(
@@ -127,6 +151,15 @@ class Native(Way):
         self._buffers = list(_places(self.template, "_buffers"))
         self._recurrent = [m for m in self.template.modules() if isinstance(m, nn.RNNBase)]
         self._held: tuple[Tensors, Tensors] | None = None
+        self._assigned: list[tuple[torch.Tensor, torch.Tensor]] = []  # buffers and the values that they are to have
+        self._given: list[tuple[dict[str, Any], str, str, Stacked]] = []  # the places of buffers, and what is there
+        self._averaging = [m for m in self.template.modules() if isinstance(m, _BatchNorm) and m.momentum is None]
+
+    def vary(self, models: Sequence[nn.Module], configs: Sequence[Config]) -> None:
+        super().vary(models, configs)
+        for module in self._averaging:
+            if module.track_running_stats:
+                module.momentum = Cumulative(module)
 
     def run(
         self,
@@ -139,25 +172,47 @@ class Native(Way):
         numbers: Sequence[torch.Tensor],
     ) -> Any:
         trials = len(next(iter(params.values())))
+        if promoted():
+            demote()
         if self._held is None or self._held[0] is not params or self._held[1] is not buffers:
             self._hold(params, buffers)
         for site, value in zip(self._sites, numbers, strict=True):
             site.give(Stacked(value, 0))
-        given = batch if shared else tree_map(_stacked, batch)
-        training = self.template.training
-        with waiting():
-            if keys is None and (training or not self._sites):  # a mode would cost a small model a tenth of its step
-                made = function(self.template, given, self.config)
-            else:  # the mode ignores rates, which may differ from trial to trial, in evaluation
-                lo, hi = (0, 0) if keys is None else (keys[:, 0], keys[:, 1])
-                drawing = Keyed(BundleKeys(lo, hi) if training else NoKeys(lo, hi))
-                with drawing:
+        given = handed_out(batch) if shared else tree_map(_stacked, batch)
+        training, self._assigned = self.template.training, []
+        looked = self._drawing.look()
+        try:
+            with waiting():
+                if keys is None and (training or not self._sites):  # a mode costs a small model a tenth of its step
                     made = function(self.template, given, self.config)
-                self._drew(drawing)
+                    if self._drawing.drew(looked):
+                        self.random[training] = True
+                        raise Drew
+                else:  # the mode ignores rates, which may differ from trial to trial, in evaluation
+                    lo, hi = (0, 0) if keys is None else (keys[:, 0], keys[:, 1])
+                    drawing = Keyed(BundleKeys(lo, hi) if training else NoKeys(lo, hi))
+                    with drawing:
+                        made = function(self.template, given, self.config)
+                    self._drew(drawing, function)
+                    if self._drawing.drew(looked):
+                        raise Unfusable("an operator that Penstock does not know draws from torch's generator")
+        except BaseException:
+            self._held = None  # the module may hold tensors that were assigned half-way
+            raise
+        for registry, short, name, held in self._given:
+            if registry.get(short) is not held:
+                self._assigned.append((held.moved(0), _assigned(name, held, registry.get(short))))
+                registry[short] = held
         return tree_map(lambda out: _in_front(out, trials), made)
 
     def release(self) -> None:
         self._held = None
+        self._given = []
+
+    def settle(self) -> None:
+        for buffer, value in self._assigned:
+            buffer.copy_(value)
+        self._assigned = []
 
     def _hold(self, params: Tensors, buffers: Tensors) -> None:
         made = {name: Stacked(tensor, 0) for name, tensor in {**params, **buffers}.items()}
@@ -167,24 +222,36 @@ class Native(Way):
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
             module._flat_weight_refs = [weakref.ref(weight) for weight in module._flat_weights if weight is not None]
         self._held = params, buffers
+        self._given = [(registry, short, name, made[name]) for registry, short, name in self._buffers]
 
 
-class BundleKeys(StepKeys):
-    """The keys of all trials: a call makes one mask for each trial."""
+class Cumulative(PerTrial):
+    """The momentum of a BatchNorm without one: a trial's average is over all batches that it has seen."""
 
-    def mask(self, shape: Sequence[int], device: torch.device, p: Any) -> torch.Tensor:
-        apart = (-1, *[1] * len(shape))
-        of = rate(p)
-        lo, hi = (half.view(apart) for half in (self.lo, self.hi) if isinstance(half, torch.Tensor))
-        rates = of.moved(0).view(apart) if isinstance(of, Stacked) else of
-        return Stacked(keep(base(shape, device), lo, hi, self.next(), rates), 0)
+    def __new__(cls, module: _BatchNorm) -> Cumulative:
+        return float.__new__(cls, "nan")
+
+    def __init__(self, module: _BatchNorm) -> None:
+        self._module = module
+        super().__init__("momentum", ())
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        seen = self._module.num_batches_tracked
+        return None if seen is None else 1.0 / seen.to(torch.float64)
+
+    @value.setter
+    def value(self, value: torch.Tensor | None) -> None:
+        pass
 
 
-class NoKeys(StepKeys):
-    """The keys of metrics, which may ask for a dropout of rate 0 but draw nothing."""
-
-    def mask(self, shape: Sequence[int], device: torch.device, p: Any) -> torch.Tensor:
-        raise Unfusable("metrics that draw at random are those of one trial")
+def _assigned(name: str, held: Stacked, new: Any) -> torch.Tensor:
+    """The value that the forward assigned to a buffer (``self.mean = ...``), a row a trial."""
+    if not isinstance(new, torch.Tensor) or new.shape != held.shape or new.dtype != held.dtype:
+        what = f"{list(new.shape)} {new.dtype}" if isinstance(new, torch.Tensor) else repr(new)
+        raise Unfusable(f"the forward makes the buffer {name}, {list(held.shape)} {held.dtype}, another kind: {what}")
+    value: torch.Tensor = _in_front(new, held.trials)
+    return value.detach()
 
 
 class General(Way):
@@ -194,6 +261,7 @@ class General(Way):
 
     def __init__(self, template: nn.Module, config: Config) -> None:
         super().__init__(template, config)
+        self._may_draw = True
         self._call = _Call(self.template, config)
         self._places = {name: f"model.{name}" for name, _ in self.template.named_parameters()}
         self._places.update({name: f"model.{name}" for name, _ in self.template.named_buffers()})
@@ -209,15 +277,15 @@ class General(Way):
         numbers: Sequence[torch.Tensor],
     ) -> Any:
         state = {self._places[name]: tensor for name, tensor in {**params, **buffers}.items()}
-        drawing = Keyed(StepKeys(0, 0))
+        drawing = Keyed(NoKeys(0, 0))
 
         def one(state: Tensors, batch: Any, key: torch.Tensor | None, numbers: Sequence[torch.Tensor]) -> Any:
             for site, value in zip(self._sites, numbers, strict=True):
                 site.give(value)
-            kind = StepKeys if self.template.training else NoKeys
+            kind = MappedKeys if self.template.training else NoKeys
             drawing.draw_by(kind(0, 0) if key is None else kind(key[0], key[1]))
             with drawing:
-                return functional_call(self._call, dict(state), (function, batch))
+                return functional_call(self._call, dict(state), (function, handed_out(batch)))
 
         in_dims = (0, None if shared else 0, None if keys is None else 0, 0 if numbers else None)
         try:
@@ -225,8 +293,8 @@ class General(Way):
         except Unfusable:
             raise
         except Exception as error:
-            raise Unfusable(_first_line(error)) from error
-        self._drew(drawing)
+            raise Unfusable(f"the loss{line_of(error)}: {plainly(error)}") from error
+        self._drew(drawing, function)
         return made
 
 
@@ -260,7 +328,3 @@ def _in_front(out: Any, trials: int) -> Any:
     if isinstance(out, Stacked):
         return out.moved(0)
     return out.expand(trials, *out.shape) if isinstance(out, torch.Tensor) else out
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

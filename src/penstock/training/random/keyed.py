@@ -1,10 +1,12 @@
-"""Torch's random functions, keyed: inside ``Keyed`` dropout draws by (trial seed, step, call), solo and fused alike.
+"""Torch's random functions, keyed: inside ``Keyed`` they draw by (trial seed, step, call), solo and fused alike.
 
-A function that draws otherwise is noted, so that trials that call it are not fused.
+A function that draws otherwise, such as one with a generator of the user's own, is noted, so that trials that call it
+are not fused.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
@@ -14,15 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
+from penstock.training.random import distributions
 from penstock.training.random.attention import attention, multi_head_attention
 from penstock.training.random.masks import SoloKeys, StepKeys, alpha_dropout, dropout, may_drop
+from penstock.training.random.mentions import mentions_draws
+from penstock.training.random.recurrent import recurrent
 
+OWN = "of the task's own"  # how the note of a draw ends that is not torch's doing
 CALLS = 1_000_003  # the most random calls of a validation batch: the next one counts from there
 
 
 class Keyed(TorchFunctionMode):
-    """Inside it, torch's dropout functions draw by ``keys``; every other call goes straight through.
+    """Inside it, torch's random functions draw by ``keys``; every other call goes straight through.
 
     >>> with Keyed(StepKeys(1, 2)) as mode:
     ...     kept = F.dropout(torch.ones(2, 4), 0.5)
@@ -38,25 +45,35 @@ class Keyed(TorchFunctionMode):
         self.unkeyed: list[str] = []  # functions that drew from torch's generators
         self.handled = False  # torch was asked for such a function, not a module that knows the mode
         self.in_backward = False
+        self.scalars: dict[int, Tensor] = {}  # single uniform numbers, by id; kept, so that no other takes the id
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         handle = _HANDLERS.get(func)
-        if handle is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        if handle is not _recurrent and handle is not _rrelu:
+        if handle is not None:
             self.handled = True
+        elif (handle := _SOMETIMES.get(func)) is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
         return handle(self, func, *args, **(kwargs or {}))
 
     def draw_by(self, keys: StepKeys) -> None:
         """Draw by other keys from now on."""
         self.keys = keys
+        self.scalars.clear()
 
-    def takes(self, x: Tensor, name: str) -> bool:
+    def draws(self, name: str, x: Tensor | None = None, generator: torch.Generator | None = None) -> bool:
+        """Whether a random function can be keyed; a generator, or a seed, of the task's own is left to torch."""
+        self.used = self.handled = True
+        if generator is None and not self.keys.seeded:
+            return self.takes(x, name)
+        self.drew(f"{name} with a {'seed' if generator is None else 'generator'} {OWN}")
+        return False
+
+    def takes(self, x: Tensor | None, name: str) -> bool:
         """Whether a call can be keyed; that of a lone trial cannot, inside a vmap or compiled function of the user."""
         self.used = True
         self.recomputed |= self.in_backward
         if isinstance(self.keys, SoloKeys) or not isinstance(self.keys.lo, Tensor):
-            if torch.compiler.is_compiling() or x.is_nested or _in_vmap():
+            if torch.compiler.is_compiling() or (x is not None and x.is_nested) or _in_vmap():
                 self.drew(name)
                 return False
             self.look()
@@ -90,26 +107,29 @@ class Solo(Keyed):
     key themselves, while the forward runs, and the mode is off.
     """
 
-    def __init__(self, model: nn.Module, generators: Sequence[torch.Generator]) -> None:
+    def __init__(
+        self, model: nn.Module, generators: Sequence[torch.Generator], function: Callable[..., Any] | None = None
+    ) -> None:
+        """``function`` is the method of the task that draws: where its code names a draw, the mode stays on."""
         super().__init__(StepKeys(0, 0))
         self.needed = True
         self.generators = self._watched = generators  # watched until the first forward is over
-        self._stays = any(map(_must_stay, model.modules()))
         plain = [m for m in model.modules() if type(m) is nn.Dropout and "forward" not in m.__dict__]
+        self._stays = any(_must_stay(module, bool(plain)) for module in model.modules())
+        self._stays = self._stays or (function is not None and mentions_draws(function, model))
         self._places = [] if self._stays else [(module.__dict__, _Forward(self, module)) for module in plain]
 
     def at(self, seed: int, step: int) -> Solo:
         """The same, keyed for one step; torch's generators are seeded for it too."""
         self.keys: SoloKeys = SoloKeys(seed, step)
-        for generator in self.generators:
-            generator.manual_seed(self.keys.start)
+        self.scalars.clear()
+        self.keys.seed(self.generators)
         return self
 
     def batch(self, number: int) -> Solo:
         """The same for one of the validation batches of a step, wherever the batches before it are measured."""
         self.keys.count_from(number * CALLS)
-        for generator in self.generators:
-            generator.manual_seed(self.keys.start + self.keys.calls)
+        self.keys.seed(self.generators)
         return self
 
     def __enter__(self) -> Solo:
@@ -151,15 +171,36 @@ class _Forward:
         return partial(nn.Dropout.forward, deepcopy(self.module, memo))  # a copy of the model has plain modules
 
 
-def _must_stay(module: nn.Module) -> bool:
+def unshared(unkeyed: Sequence[str]) -> str:
+    """Why trials whose functions draw unkeyed are not fused, and what to do."""
+    own = [name for name in unkeyed if name.endswith(OWN)]
+    if own:
+        return (
+            f"{', '.join(own)} draws numbers that trials cannot share: without it, the draw is keyed by trial and step"
+        )
+    return f"{', '.join(unkeyed)} draws from torch's generator in a way that cannot be repeated for several trials"
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Whether a module of torch's draws in training, where it is called."""
+    if isinstance(module, nn.RNNBase):
+        return bool(module.num_layers > 1 and module.dropout > 0)
+    if isinstance(module, nn.MultiheadAttention):
+        return bool(module.dropout > 0)
+    return isinstance(module, nn.modules.dropout._DropoutNd | nn.RReLU) or "Fractional" in type(module).__name__
+
+
+def _must_stay(module: nn.Module, beside_dropout: bool) -> bool:
     # Modules that may draw later, and modules that torch computes or compiles otherwise under a mode: all steps must be
-    # computed in one way.
+    # computed in one way. Recurrent layers count as draws, so those after them have the numbers that a bundle's have.
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return type(module) is not nn.Dropout
-    if isinstance(module, nn.RNNBase):
-        return module.dropout > 0
+    if isinstance(module, nn.RNNBase) and module.num_layers > 1 and beside_dropout:
+        return True
     compiled = module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
-    return compiled or isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer)
+    if compiled or isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
+        return True
+    return may_draw(module)
 
 
 def _moved(generator: torch.Generator) -> bool:
@@ -224,19 +265,18 @@ def _multi_head_attention(mode: Keyed, func: Any, /, *args: Any, **kwargs: Any) 
     return func(*args, **kwargs)
 
 
-def _recurrent(mode: Keyed, func: Any, /, *args: Any, **kwargs: Any) -> Any:
-    # input, (batch sizes of a packed one,) hidden state, weights, has biases, layers, dropout, training, ...
-    first = next((place for place, value in enumerate(args) if isinstance(value, bool)), len(args))
-    layers, p, training = (*args[first + 1 : first + 4], 2, 0.5, True)[:3]
-    if training and layers > 1 and may_drop(p):
-        mode.drew(func.__name__)
+def _compared(holds: Callable[[Any, Any], bool], mode: Keyed, func: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """A comparison of one uniform number with a number that it lies below or above in any case.
+
+    That is how a layer drop that is off looks: all trials go the same way, and nobody asks for the draw itself.
+    """
+    if len(args) == 2 and id(args[0]) in mode.scalars and type(args[1]) in (int, float):
+        drawn, number = args
+        least, most = holds(0.0, number), holds(_BELOW_ONE, number)
+        if least == most:
+            with _disable_current_modes():  # a constant, in a trace too
+                return torch.full(drawn.shape, least, dtype=torch.bool, device=drawn.device)
     return func(*args, **kwargs)
-
-
-def _rrelu(mode: Keyed, func: Any, /, *args: Any, training: bool = False, **kwargs: Any) -> Any:
-    if training or args[3:4] == (True,):
-        mode.drew("rrelu")
-    return func(*args, training=training, **kwargs) if len(args) < 4 else func(*args, **kwargs)
 
 
 def _draws(name: str, mode: Keyed, func: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -244,13 +284,9 @@ def _draws(name: str, mode: Keyed, func: Any, /, *args: Any, **kwargs: Any) -> A
     return func(*args, **kwargs)
 
 
-_UNKEYED = (
-    "rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "normal", "normal_", "uniform_",
-    "bernoulli", "bernoulli_", "binomial", "poisson", "multinomial", "exponential_", "geometric_", "cauchy_",
-    "log_normal_", "random_", "_standard_gamma", "_sample_dirichlet", "native_dropout", "gumbel_softmax",
-    "kaiming_uniform_", "fractional_max_pool2d", "fractional_max_pool2d_with_indices", "fractional_max_pool3d",
-    "fractional_max_pool3d_with_indices",
-)  # fmt: skip
+_UNKEYED = ("binomial",)
+_BELOW_ONE = 1 - 2.0**-53  # the largest number below 1
+_COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
 
 
 def _handlers() -> dict[Any, Callable[..., Any]]:
@@ -269,11 +305,22 @@ def _handlers() -> dict[Any, Callable[..., Any]]:
     for name, apply in {**builtins, "feature_alpha_dropout": alpha_by_channel}.items():
         table[getattr(torch, name)] = partial(_builtin, apply, False)
         table[getattr(torch, name + "_")] = partial(_builtin, apply, True)
-    for home in (torch, Tensor, F, nn.init):
-        table |= {getattr(home, name): partial(_draws, name) for name in _UNKEYED if hasattr(home, name)}
-        table |= {getattr(home, name): _rrelu for name in ("rrelu", "rrelu_") if hasattr(home, name)}
-    table |= {getattr(torch, name): _recurrent for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+    table |= {getattr(home, name): partial(_draws, name) for home in (torch, Tensor) for name in _UNKEYED
+              if hasattr(home, name)}  # fmt: skip
+    return table | distributions.handlers()
+
+
+def _sometimes() -> dict[Any, Callable[..., Any]]:
+    """Functions that may draw, but that a model may call all the time without that."""
+    table: dict[Any, Callable[..., Any]] = {
+        getattr(torch, name): recurrent for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    }
+    table |= dict.fromkeys((F.rrelu, torch.rrelu, torch.rrelu_), distributions.rrelu)
+    for name, holds in _COMPARISONS.items():
+        for func in (getattr(torch, name), getattr(Tensor, name), getattr(Tensor, f"__{name}__")):
+            table[func] = partial(_compared, holds)
     return table
 
 
 _HANDLERS = _handlers()
+_SOMETIMES = _sometimes()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock.seeds import step_key
+from penstock.training.random import draws
 
 _ALPHA = 1.7580993408473766  # SELU's saturation value, as in torch's alpha_dropout
 _VIEWS_KEPT = 256
@@ -114,6 +115,23 @@ class StepKeys:
         """The elements that the next call keeps of a tensor of this shape."""
         return keep(base(shape, device), self.lo, self.hi, self.next(), rate(p))
 
+    def draw(self, shape: Sequence[int], device: torch.device, formula: draws.Formula) -> Tensor:
+        """The numbers that the next call draws for a tensor of this shape."""
+        return formula(draws.bits(draws.index(shape, device), self.lo, self.hi, self.next()))
+
+    def uniform(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Numbers in [0, 1) that the next call draws."""
+        return self.draw(shape, device, draws.uniform(dtype))
+
+    def write(self, into: Tensor, drawn: Tensor, name: str) -> Tensor:
+        """Write what was drawn into a tensor, for a function of a name that does that; gives the tensor."""
+        return into.copy_(drawn)
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the task has seeded torch's generator itself, and so wants its own numbers."""
+        return False
+
 
 class SoloKeys(StepKeys):
     """One trial's keys. They count calls in the seed of torch's generator, from the step's key on.
@@ -124,7 +142,14 @@ class SoloKeys(StepKeys):
 
     def __init__(self, seed: int, step: int) -> None:
         self.start = step_key(seed, step)
+        self.counted = False  # whether torch's generator was seeded for these keys
         super().__init__(*halves(self.start))
+
+    def seed(self, generators: Sequence[torch.Generator]) -> None:
+        """Seed torch's generators for the next call."""
+        for generator in generators:
+            generator.manual_seed(self.start + self.calls)
+        self.counted = True
 
     def next(self) -> int:
         generator = torch.default_generator
@@ -135,6 +160,10 @@ class SoloKeys(StepKeys):
             call = self.calls
         self.calls = max(self.calls, call + 1)
         return call
+
+    @property
+    def seeded(self) -> bool:
+        return self.counted and not 0 <= torch.default_generator.initial_seed() - self.start <= self.calls
 
 
 def dropout(

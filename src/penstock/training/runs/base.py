@@ -6,13 +6,12 @@ A run is a generator of events, with None at every step boundary. Its bundle may
 
 from __future__ import annotations
 
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from penstock.bundle import Bundle, Failed, Gathering, Placement, WorkerEvent
-from penstock.errors import StudyError, TaskError
+from penstock.bundle import Bundle, Gathering, Placement, TrialFailed, WorkerEvent
+from penstock.errors import StateError, StudyError, TaskError, trace
 
 if TYPE_CHECKING:
     from penstock.training.worker import Worker
@@ -75,17 +74,23 @@ def key(placement: Placement) -> tuple[int, int]:
     return placement.trial, placement.attempt
 
 
-def failed(placement: Placement, error: Exception) -> Failed:
+def failed(placement: Placement, error: Exception) -> TrialFailed:
     """The event of a trial that an error ended."""
-    said, unwritten = explain(error), isinstance(error, StudyError)
-    return Failed(placement.trial, placement.attempt, said, died=out_of_memory(error), unwritten=unwritten)
+    return TrialFailed(
+        placement.trial,
+        placement.attempt,
+        explain(error),
+        died=out_of_memory(error),
+        unwritten=isinstance(error, StudyError),
+        lost=placement.state.file if isinstance(error, StateError) and placement.state is not None else "",
+    )
 
 
 def explain(error: Exception) -> str:
     """An error as text: its message alone where that says all."""
     if isinstance(error, TaskError | StudyError):
         return str(error)
-    return "".join(traceback.format_exception(error)).strip()
+    return trace(error)
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -7,7 +7,17 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.bundle import Bundle, Failed, Finished, Gathering, Measured, Placement, Saved, Stopped, WorkerEvent
+from penstock.bundle import (
+    Bundle,
+    Gathering,
+    Measured,
+    Placement,
+    StateSaved,
+    TrialFailed,
+    TrialFinished,
+    TrialStopped,
+    WorkerEvent,
+)
 from penstock.training.account import Entry
 from penstock.training.runs.base import SAVING, Events, Run, failed, key, out_of_memory, same
 from penstock.trial import Metrics, Report, StateRef
@@ -49,9 +59,14 @@ class FusedMember:
         """How many steps are left in its grant, after so many more units."""
         return (self.placement.budget - self.training.unit - ended) * self.training.unit_length
 
-    def stopped(self) -> Stopped:
+    @property
+    def position(self) -> int:
+        """How many steps its bundle has taken, by the rounds that its placement tells and its own steps."""
+        return self.placement.since * self.training.unit_length + self.training.step
+
+    def stopped(self) -> TrialStopped:
         """The event of its leaving."""
-        return Stopped(self.placement.trial, self.placement.attempt, self.state)
+        return TrialStopped(self.placement.trial, self.placement.attempt, self.state)
 
 
 class FusedRun(Run):
@@ -77,13 +92,14 @@ class FusedRun(Run):
         for placement in self.placements:  # a trial that goes before it began has nothing to save
             if key(placement) not in self.seen and not any(same(placement, other) for other in declared):
                 self.seen.add(key(placement))
-                self.worker.say(Stopped(placement.trial, placement.attempt, placement.state))
+                self.worker.say(placement.turned_away(self.worker.job.study))
         self.placements = declared
         if ours:
             self.bundle = bundle
         return ours
 
     def events(self) -> Events:
+        from penstock.training.fused.audit import Differs
         from penstock.training.fused.stacked import Unfusable
         from penstock.training.fused.step import Torn
 
@@ -104,6 +120,10 @@ class FusedRun(Run):
                 size = recipe.size
                 try:
                     fused.step(measuring=self.measuring)
+                except Differs as error:
+                    yield self._not_fused(f"a step together was another than alone: {error}")
+                    yield from self._send_back()
+                    return
                 except Unfusable as error:
                     yield from self._dissolve(str(error))
                     return
@@ -118,7 +138,7 @@ class FusedRun(Run):
                 except Exception:
                     yield from self._one_by_one()
                 yield from self._take_out_failed()
-                ended = [trial for trial in fused.take_ended() if trial in fused.trials]
+                ended = self._in_order(fused.take_ended())
                 self._pace(began, bool(ended))
                 rows = (yield from self._evaluate(ended)) if ended else []
                 worker.account.charge([member.entry for member in self.members], time.perf_counter() - began)
@@ -135,7 +155,7 @@ class FusedRun(Run):
                         yield self._finish(trial)
                 if due and not ended:
                     for member in self.members:
-                        yield Saved(member.placement.trial, member.placement.attempt, self._save(member))
+                        yield StateSaved(member.placement.trial, member.placement.attempt, self._save(member))
                 if due:
                     saved = time.perf_counter()
                 yield None
@@ -156,6 +176,8 @@ class FusedRun(Run):
         for placement in entering:
             self.seen.add(key(placement))
             try:
+                for _ in self.worker.regrow(placement):
+                    yield None
                 training = self.worker.begin_task(placement)
             except Exception as error:
                 yield failed(placement, error)
@@ -172,6 +194,22 @@ class FusedRun(Run):
                 if not out_of_memory(error):
                     raise
                 yield from self._no_room(member, error)
+        if entering:
+            self._align()
+
+    def _align(self) -> None:
+        """Let trials that are behind the others catch up: the trials of a bundle go on together.
+
+        After a kill, each trial begins again at its own last state. Units of unlike lengths have no common rounds.
+        """
+        if self.members and len({member.training.unit_length for member in self.members}) == 1:
+            first = min(member.position for member in self.members)
+            self.fused.wait({id(member.training): member.position - first for member in self.members})
+
+    def _in_order(self, ended: list[Training]) -> list[Training]:
+        """The trials that ended a unit, in the order of entering: decisions depend on the order of reports."""
+        there = set(map(id, ended)) & set(map(id, self.fused.trials))
+        return [member.training for member in self.members if id(member.training) in there]
 
     def _no_room(self, member: FusedMember, error: Exception) -> Events:
         """A trial that does not fit waits for others to leave; one that does not fit alone has failed."""
@@ -183,7 +221,7 @@ class FusedRun(Run):
         yield self._told(there, {}, _no_memory(there))
         yield member.stopped()
 
-    def _stop(self, member: FusedMember) -> Stopped:
+    def _stop(self, member: FusedMember) -> TrialStopped:
         if any(member.training is trial for trial in self.fused.trials):
             if member.moved:
                 self._save(member)
@@ -191,8 +229,11 @@ class FusedRun(Run):
         self.members.remove(member)
         return member.stopped()
 
+    def _not_fused(self, reason: str) -> Measured:
+        return Measured(self.bundle.signature, self.worker.device, "sharing", {}, 1, reason, "solo")
+
     def _dissolve(self, reason: str) -> Events:
-        yield Measured(self.bundle.signature, self.worker.device, "sharing", {}, 1, reason, "solo")
+        yield self._not_fused(reason)
         for member in list(self.members):
             if member.reported:
                 yield self._stop(member)
@@ -239,7 +280,7 @@ class FusedRun(Run):
                 self.fused.leave(trial)
             yield self._fail(trial, error)
 
-    def _fail(self, trial: Training, error: Exception) -> Failed:
+    def _fail(self, trial: Training, error: Exception) -> TrialFailed:
         member = self._member(trial)
         self.members.remove(member)
         return failed(member.placement, error)
@@ -318,13 +359,13 @@ class FusedRun(Run):
         member.has_reported()
         return Report(p.trial, trial.unit, metrics, p.attempt, state, usage)
 
-    def _finish(self, trial: Training) -> Finished:
+    def _finish(self, trial: Training) -> TrialFinished:
         member = self._member(trial)
         assert member.state is not None
         self.fused.leave(trial)
         self.members.remove(member)
         self.worker.keep_warm(member.state, trial, None)
-        return Finished(member.placement.trial, member.placement.attempt)
+        return TrialFinished(member.placement.trial, member.placement.attempt)
 
     def _save(self, member: FusedMember) -> StateRef:
         state = self.worker.save(member.placement, self.fused.state(member.training))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from penstock.bundle import Bundle, Finished, Gathering, Measured, Parted, Saved, Stopped, WorkerEvent
+from penstock.bundle import Bundle, Gathering, Measured, Parted, StateSaved, TrialFinished, TrialStopped, WorkerEvent
 from penstock.speed.curve import doublings
 from penstock.task import cannot_share, shards
 from penstock.training.runs.base import SAVING, Events, OneTrial, explain, failed, out_of_memory
@@ -141,7 +141,7 @@ class GangRun(OneTrial):
                     yield Report(trial, run.unit, metrics, attempt, state, usage)
                     self._began = now
                 elif due and not leaves and self.first and self._state is not None:
-                    yield Saved(trial, attempt, self._state)
+                    yield StateSaved(trial, attempt, self._state)
                 if ends or leaves:
                     yield from self._end(finished=bool(ends))
                     return
@@ -157,9 +157,9 @@ class GangRun(OneTrial):
     def _end(self, *, finished: bool = False) -> Events:
         self._over = True
         if self.first and finished:
-            yield Finished(self.placement.trial, self.placement.attempt)
+            yield TrialFinished(self.placement.trial, self.placement.attempt)
         elif self.first:
-            yield Stopped(self.placement.trial, self.placement.attempt, self._state)
+            yield TrialStopped(self.placement.trial, self.placement.attempt, self._state)
 
     def _failed(self, error: Exception, run: Distributed | None) -> Iterator[WorkerEvent]:
         """Tell the trial's end: by its own error on any worker, by a worker's death, or as it cannot be spread.
@@ -179,7 +179,7 @@ class GangRun(OneTrial):
         elif isinstance(error, Unspreadable):
             yield self._measured({1: 1.0}, f"never on several devices: {error}")
         if smaller or (isinstance(error, Apart | Unspreadable) and not self.sharded):
-            yield Stopped(trial, attempt, self._state)
+            yield TrialStopped(trial, attempt, self._state)
         else:
             died = out_of_memory(error) or isinstance(error, Gone | Apart)
             yield replace(failed(self.placement, error), died=died)

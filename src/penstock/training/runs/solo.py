@@ -7,7 +7,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.bundle import Finished, Saved, Stopped
+from penstock.bundle import StateSaved, TrialFinished, TrialStopped
 from penstock.training.runs.base import SAVING, Events, OneTrial, failed, out_of_memory
 from penstock.trial import Metrics, Report, StateRef
 
@@ -33,6 +33,12 @@ class SoloRun(OneTrial):
         steps: Generator[Metrics | None, None, None] | None = None
         training: Trainable | None = None
         try:
+            for free in worker.regrow(placement):
+                yield None
+                if self.leaving and free:
+                    self._over = True
+                    yield placement.turned_away(worker.job.study)
+                    return
             training = worker.begin(placement)
             if parts > 1 and (reason := training.divide(parts)):
                 raise MemoryError(f"Its batch does not fit into memory, nor can it be taken in parts: {reason}.")
@@ -42,12 +48,12 @@ class SoloRun(OneTrial):
                 due = now - saved > worker.save_cost / SAVING
                 if metrics is None:
                     if due and training.can_stop and (state := self._save(training)) is not None:
-                        yield Saved(trial, attempt, state)
+                        yield StateSaved(trial, attempt, state)
                         saved = time.perf_counter()
                     yield None
                     if self.leaving and training.can_stop:
                         self._over = True
-                        yield Stopped(trial, attempt, self._save(training))
+                        yield TrialStopped(trial, attempt, self._save(training))
                         return
                     continue
                 state = None
@@ -60,14 +66,17 @@ class SoloRun(OneTrial):
                 yield Report(trial, training.unit, metrics, attempt, state, usage)
                 if training.unit >= self.budget:
                     self._over = True
-                    yield Finished(trial, attempt)
+                    yield TrialFinished(trial, attempt)
                     return
                 if self.leaving:
                     self._over = True
-                    yield Stopped(trial, attempt, state or self._save(training))
+                    yield TrialStopped(trial, attempt, state or self._save(training))
                     return
+            written = 0 if self.placement.state is None else self.placement.state.step
+            if training.step != written and (state := self._save(training)) is not None:
+                yield StateSaved(trial, attempt, state)
             self._over = True
-            yield Finished(trial, attempt)  # a function that returned before its grant
+            yield TrialFinished(trial, attempt)  # a function that returned before its grant
         except Exception as error:
             if training is None or steps is None or not out_of_memory(error) or not training.can_divide:
                 raise

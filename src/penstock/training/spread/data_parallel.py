@@ -54,7 +54,7 @@ class Distributed(Training):
         synchronize(self.model, gang if spread else None)
         generators = self.randomness.generators
         whole = not spread and self.parts == 1
-        self.randomness = Solo(self.model, generators) if whole else self.in_parts
+        self.randomness = Solo(self.model, generators, self.task.loss) if whole else self.in_parts
         self.together = None
         self._trained = [(name, one) for name, one in self.model.named_parameters() if one.requires_grad]
         if spread:

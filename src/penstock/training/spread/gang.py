@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing import AuthenticationError
 from os import environ
 from time import perf_counter, sleep
 from typing import Any
@@ -15,10 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 
-from penstock.errors import TaskError
+from penstock.errors import StateError, TaskError
 from penstock.training.runs.base import out_of_memory
+from penstock.training.spread.meeting import Meeting, is_loopback
 
 MEETING = float(environ.get("PENSTOCK_MEETING", "30"))  # seconds that the workers of a trial have to meet
 MOMENT = 0.002  # seconds between two looks at whether all have come
@@ -42,36 +44,35 @@ class Theirs(TaskError):
     """The error of another worker, as text."""
 
 
+KINDS: dict[str, type[Exception]] = {"spread": Unspreadable, "state": StateError}  # errors that keep their type
+
+
 class Gang:
-    """The workers of a trial, as one of them sees it. The first has the store that they meet at."""
+    """The workers of a trial, as one of them sees it. The first has the store that they meet at.
+
+    Values between workers are tensors, or bytes that torch loads without running any code in them.
+    """
 
     def __init__(
-        self, store: TCPStore, rank: int, count: int, device: torch.device, group: dist.ProcessGroup | None = None
+        self, meeting: Meeting, rank: int, count: int, device: torch.device, group: dist.ProcessGroup | None = None
     ) -> None:
-        self.store, self.rank, self.count, self.device, self.group = store, rank, count, device, group
+        self.meeting, self.store = meeting, meeting.store
+        self.rank, self.count, self.device, self.group = rank, count, device, group
         self.present = True  # whether this worker's part of the batch counts
 
     @classmethod
     def open(cls, host: str, count: int, device: torch.device) -> tuple[Gang, str]:
         """The gang as the first worker sees it, and the address that the others come to."""
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=MEETING))
-        return cls(store, 0, count, device), f"{host}:{store.port}"
+        meeting = Meeting.open(host, MEETING)
+        return cls(meeting, 0, count, device), meeting.address
 
     @classmethod
     def join(cls, address: str, rank: int, count: int, device: torch.device) -> Gang:
-        """The gang as another worker sees it.
-
-        The first worker listens before it gives its address. So a worker that finds nobody there does not wait, as a
-        store would, for one that has gone.
-        """
-        host, _, port = address.rpartition(":")
-        wait = timedelta(seconds=MEETING)
+        """The gang as another worker sees it."""
         try:
-            socket.create_connection((host, int(port)), MEETING).close()
-            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=wait)
-        except (dist.DistError, OSError) as error:
+            return cls(Meeting.join(address, MEETING), rank, count, device)
+        except (dist.DistError, OSError, EOFError, AuthenticationError) as error:
             raise Apart(str(error)) from error
-        return cls(store, rank, count, device)
 
     def waits(self) -> Iterator[None]:
         """Come to the meeting, and wait there, a moment at a time, until all have come."""
@@ -89,6 +90,8 @@ class Gang:
         """Connect with all the others, once they are there."""
         try:
             environ["GLOO_SOCKET_IFNAME"] = _interface(host)
+            if is_loopback(host):
+                environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             wait = timedelta(seconds=PATIENCE)
             dist.init_process_group(backend, store=self.store, rank=self.rank, world_size=self.count, timeout=wait)
@@ -103,7 +106,7 @@ class Gang:
         group = dist.new_group(list(range(count)))
         if self.rank >= count:
             return None
-        return Gang(self.store, self.rank, count, self.device, group)
+        return Gang(self.meeting, self.rank, count, self.device, group)
 
     def count_part(self, present: bool) -> None:
         """Say whether this worker's part of the next batch counts."""
@@ -122,22 +125,29 @@ class Gang:
         return heard
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all workers."""
-        found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        """The values of all workers: numbers, strings, tensors and containers of them."""
+        data = _packed(value).to(self.device)
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.count)]
+        dist.all_gather(sizes, torch.tensor([len(data)], device=self.device), group=self.group)
+        most = max(int(size) for size in sizes)
+        found = [data.new_empty(most) for _ in sizes]
+        dist.all_gather(found, torch.cat([data, data.new_zeros(most - len(data))]), group=self.group)
+        return [_unpacked(one[: int(size)]) for one, size in zip(found, sizes, strict=True)]
 
     def hand_on(self, value: Any) -> Any:
-        """The first worker's value."""
-        held = [value]
-        dist.broadcast_object_list(held, 0, group=self.group)
-        return held[0]
+        """The first worker's value, of the same kinds as for ``gather``."""
+        data = _packed(value if self.rank == 0 else None).to(self.device)
+        (size,) = self.hear(len(data))
+        data = data if self.rank == 0 else data.new_empty(size)
+        dist.broadcast(data, 0, group=self.group)
+        return value if self.rank == 0 else _unpacked(data)
 
     def blame(self, error: Exception, text: str) -> None:
         """Leave word of an error here, unless it says that another worker has gone."""
         if not gone(error):
             with suppress(dist.DistError):  # the first worker has gone, and nobody reads it
-                kind = "memory" if out_of_memory(error) else "spread" if isinstance(error, Unspreadable) else "failed"
+                kind = "memory" if out_of_memory(error) else "failed"
+                kind = next((name for name, one in KINDS.items() if isinstance(error, one)), kind)
                 self.store.set(ERROR, f"{kind} {text}")
                 self.store.set(f"here {self.rank}", "")
 
@@ -148,18 +158,29 @@ class Gang:
         if not self.store.check([ERROR]):
             return Gone(f"one of its {self.count} workers died ({error})")
         kind, _, text = self.store.get(ERROR).decode().partition(" ")
-        return {"spread": Unspreadable, "memory": MemoryError}.get(kind, Theirs)(text)
+        return MemoryError(text) if kind == "memory" else KINDS.get(kind, Theirs)(text)
 
     def leave(self) -> None:
         """Part. A worker that still waits for this one hears that it has gone, once nothing holds the connection."""
         self.group = None
         if dist.is_initialized():
             dist.destroy_process_group()
+        self.meeting.close()
 
 
 def gone(error: BaseException) -> bool:
     """Whether an error says only that another worker has gone."""
     return isinstance(error, dist.DistError | Gone) or "gloo" in str(error)
+
+
+def _packed(value: Any) -> Tensor:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+
+
+def _unpacked(data: Tensor) -> Any:
+    return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
 
 
 def _interface(host: str) -> str:

@@ -1,6 +1,6 @@
 """Parts of a batch: taken by several workers at once, or one after another where memory is short.
 
-A part's loss counts by its rows, and its dropout has its rows of the whole batch's mask.
+A part's loss counts by its rows, and its random draws are its rows of the whole batch's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from penstock.training.random import draws
 from penstock.training.random.keyed import Solo
 from penstock.training.random.masks import SoloKeys, base, keep, rate
 
@@ -76,6 +77,7 @@ class InParts(Solo):
     def at(self, seed: int, step: int) -> Solo:
         super().at(seed, step)
         self.keys = _PartKeys(seed, step, self._part(), self._dims)
+        self.keys.seed(self.generators)
         return self
 
 
@@ -87,20 +89,27 @@ class _PartKeys(SoloKeys):
         self.part, self.dims = part, dims
 
     def mask(self, shape: Sequence[int], device: torch.device, p: Any) -> Tensor:
-        part, shape, call = self.part, tuple(shape), self.next()
-        dims = self._may_be_in(shape, call)
+        call = self.next()
+        return keep(self._rows_of(base, tuple(shape), device, call), self.lo, self.hi, call, rate(p))
+
+    def draw(self, shape: Sequence[int], device: torch.device, formula: draws.Formula) -> Tensor:
+        call = self.next()
+        index = self._rows_of(draws.index, tuple(shape), device, call)
+        return formula(draws.bits(index, self.lo, self.hi, call))
+
+    def _rows_of(self, make: Callable[..., Tensor], shape: tuple[int, ...], device: torch.device, call: int) -> Tensor:
+        """This part's rows of a tensor that ``make`` has for the whole batch."""
+        part, dims = self.part, self._may_be_in(shape, call)
         if 0 in dims:  # samples lie along the first dimension, each in one or several rows
             many = shape[0] // part.rows
-            drawn = base((part.whole * many, *shape[1:]), device)[part.begin * many : part.end * many]
-        elif 1 in dims:  # sequences often have time first, and samples second
-            drawn = base((shape[0], part.whole, *shape[2:]), device)[:, part.begin : part.end]
-        else:
-            drawn = base(shape, device)
-        return keep(drawn, self.lo, self.hi, call, rate(p))
+            return make((part.whole * many, *shape[1:]), device)[part.begin * many : part.end * many]
+        if 1 in dims:  # sequences often have time first, and samples second
+            return make((shape[0], part.whole, *shape[2:]), device)[:, part.begin : part.end]
+        return make(shape, device)
 
     def _may_be_in(self, shape: tuple[int, ...], call: int) -> set[int]:
         rows = self.part.rows
-        here = {0} if shape[0] % rows == 0 else set()
+        here = {0} if shape and shape[0] and shape[0] % rows == 0 else set()
         if len(shape) > 1 and shape[1] == rows:
             here.add(1)
         self.dims[call] = here & self.dims.get(call, here)

@@ -257,16 +257,15 @@ def test_other_products():
         lambda x: x.sum().item(),
         lambda x: float(x[0, 0]),
         lambda x: x.tolist(),
-        lambda x: torch.zeros(2, 3).double().add_(x),
-        lambda x: x.nonzero(),
+        lambda x: (x > 0.5).nonzero(),
+        lambda x: torch.where(x > 0.5),
         lambda x: x.numpy(),
-        lambda x: torch.zeros(2, 3).double().copy_(x),
         lambda x: x[x > 0],
     ],
 )
 def test_what_differs_from_trial_to_trial_is_refused_with_its_line(function):
     with pytest.raises(Unfusable, match=r"test_operators.py:\d+"):
-        function(Stacked(torch.randn(4, 2, 3).double(), 0))
+        function(Stacked(torch.linspace(-3, 4, 24).double().sin().view(4, 2, 3), 0))
 
 
 def test_the_gradient_of_a_weight_lies_as_the_weight_does():

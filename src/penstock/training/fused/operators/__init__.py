@@ -3,5 +3,6 @@
 from importlib import import_module
 
 for _room in ("elementwise", "reductions", "shapes", "linear", "convolution", "normalization", "channelwise",
-              "embedding", "recurrent", "attention", "losses"):  # fmt: skip
+              "embedding", "recurrent", "packed", "attention", "losses", "indexing", "lists", "functions",
+              "gradients", "scripts", "sparse", "validation"):  # fmt: skip
     import_module(f"{__name__}.{_room}")

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from penstock.training.fused.operators.normalized import Normalized, added
-from penstock.training.fused.stacked import Stacked, align, by_vmap, name_of, refusal, rule
+from penstock.training.fused.promoting import promote
+from penstock.training.fused.stacked import Stacked, align, by_rows, by_vmap, name_of, refusal, rule
 
 _UNARY = """abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh
 bitwise_not ceil celu conj conj_physical cos cosh deg2rad digamma elu erf erfc erfinv exp exp2 expm1 fix floor frac
@@ -33,6 +34,8 @@ _LIKE = "empty_like full_like ones_like zeros_like"
 @rule(*_UNARY.split(), *_TYPES.split())
 def one(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """A function of one tensor's elements."""
+    if isinstance(kwargs.get("other"), Stacked):
+        kwargs = {**kwargs, "other": kwargs["other"].whole}
     if not isinstance(x, Stacked) or any(isinstance(a, Stacked) for a in args):
         if isinstance(x, torch.Tensor) and name_of(func) == "to" and isinstance(args[0], Stacked):
             return func(x, args[0].whole, *args[1:], **kwargs)
@@ -69,11 +72,10 @@ _SLOPED: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
 @rule(*_BINARY.split())
 def several(func: Any, *args: Any, **kwargs: Any) -> Any:
     """A function of several tensors' elements, which broadcast."""
-    out = kwargs.pop("out", None)
-    if out is not None:
-        raise refusal(name_of(func), "out= writes into a tensor of one trial")
     if not kwargs and (made := added(name_of(func), args, False)) is not None:
         return made
+    if len(args) == 1 and not kwargs and name_of(func) == "where":  # the places where it is true
+        return by_rows(func, *args)
     names = list(kwargs)
     aligned, at = align([*args, *kwargs.values()])
     made = func(*aligned[: len(args)], **dict(zip(names, aligned[len(args) :], strict=True)))
@@ -83,7 +85,7 @@ def several(func: Any, *args: Any, **kwargs: Any) -> Any:
 def in_place(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """A function that writes its result into its first tensor."""
     if not isinstance(x, Stacked):
-        raise refusal(name_of(func), "it writes values that differ from trial to trial into a tensor that they share")
+        x = promote(name_of(func), x, next(v.trials for v in (*args, *kwargs.values()) if isinstance(v, Stacked)))
     if isinstance(x, Normalized) and not kwargs:
         name = name_of(func)
         made = x.activated(name.strip("_"), True) if not args else added(name, (x, *args), True)
@@ -124,9 +126,20 @@ def like(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Stacked:
 @rule("new_zeros", "new_ones", "new_empty", "new_full")
 def new(func: Any, x: Stacked, *size: Any, **kwargs: Any) -> Stacked:
     rest: tuple[Any, ...] = ()
+    if "size" in kwargs:
+        size, kwargs = (kwargs["size"], *size), {name: value for name, value in kwargs.items() if name != "size"}
     if isinstance(size[0], list | tuple):
         size, rest = tuple(size[0]), size[1:]
     return Stacked(func(x.whole, (x.trials, *size), *rest, **kwargs), 0)
+
+
+@rule("new")
+def new_of_old(func: Any, x: Stacked, *size: Any, **kwargs: Any) -> Any:
+    """The constructor of old, as torch.distributions calls it with a shape; with anything else it copies."""
+    shape = size[0] if len(size) == 1 and isinstance(size[0], torch.Size) else size
+    if kwargs or not all(isinstance(n, int) for n in shape):
+        return by_vmap(func, x, *size, **kwargs)
+    return Stacked(x.whole.new_empty((x.trials, *shape)), 0)
 
 
 @rule("type_as")

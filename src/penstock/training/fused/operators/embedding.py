@@ -123,8 +123,8 @@ def _in_front(value: Any, trials: int) -> torch.Tensor:
 
 
 @rule("one_hot")
-def one_hot(func: Any, index: Stacked, num_classes: int = -1) -> Any:
+def one_hot(func: Any, tensor: Stacked, num_classes: int = -1) -> Any:
     """The caller must say how many classes there are: the greatest index differs from trial to trial."""
     if num_classes < 0:
         raise refusal("one_hot", "the number of classes would depend on one trial's values; pass num_classes")
-    return Stacked(func(index.whole, num_classes), index.at)
+    return Stacked(func(tensor.whole, num_classes), tensor.at)

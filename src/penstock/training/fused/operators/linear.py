@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from penstock.training.fused.operators.sparse import sparse_product
 from penstock.training.fused.stacked import Stacked, by_vmap, rule
 
 
@@ -42,8 +43,9 @@ def by_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 @rule("linear")
-def linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+def linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
     """A weight per trial is one ``baddbmm``; a shared weight is the plain function."""
+    x = input
     if not isinstance(weight, Stacked):
         if isinstance(bias, Stacked):
             return torch.nn.functional.linear(x, weight) + bias
@@ -70,10 +72,13 @@ def linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 @rule("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "dot", "inner_")
-def matmul(func: Any, a: Any, b: Any) -> Any:
+def matmul(func: Any, *operands: Any, **named: Any) -> Any:
     """Batched over the trials; where one operand is a shared matrix, the trials are rows of the other."""
+    a, b = (*operands, *named.values())  # the first is always named or given first
     if func.__name__ == "__rmatmul__":
         a, b = b, a
+    if isinstance(b, Stacked) and a.layout != torch.strided and a.ndim == 2 and b.ndim < 3:
+        return sparse_product(a, b)
     if isinstance(a, Stacked) and not isinstance(b, Stacked) and b.ndim == 2 and a.ndim >= 1:
         return Stacked(torch.matmul(a.moved(0), b), 0) if a.ndim > 1 else Stacked(torch.mm(a.moved(0), b), 0)
     if a.ndim == 1 or b.ndim == 1:
@@ -88,13 +93,26 @@ def _batched(x: torch.Tensor, rank: int) -> torch.Tensor:
     return x
 
 
-@rule("addmm", "baddbmm")
-def addmm(func: Any, bias: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    made = torch.matmul(a, b)
-    return (made if alpha == 1 else made * alpha) + (bias if beta == 1 else bias * beta)
+_ADDED = {"addmm": ("mat1", "mat2"), "addmv": ("mat", "vec"), "addr": ("vec1", "vec2"),
+          "baddbmm": ("batch1", "batch2"), "addbmm": ("batch1", "batch2")}  # fmt: skip
+
+
+@rule(*_ADDED, *(f"{name}_" for name in _ADDED))
+def addmm(func: Any, bias: Any, *operands: Any, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
+    """``beta`` times the first plus ``alpha`` times a product; a ``beta`` of 0 leaves the first out, NaN and all."""
+    name = func.__name__.rstrip("_")
+    a, b = (*operands, *(named[key] for key in _ADDED[name] if key in named))
+    made = torch.outer(a, b) if name == "addr" else torch.matmul(a, b)
+    made = made.sum(0) if name == "addbmm" else made
+    made = made if isinstance(alpha, int) and alpha == 1 else made * alpha
+    if not isinstance(beta, int) or beta != 0:
+        made = made + (bias if isinstance(beta, int) and beta == 1 else bias * beta)
+    elif made.shape != bias.shape:
+        made = made.expand(bias.shape)
+    return made if func.__name__ == name else torch.Tensor.copy_(bias, made)
 
 
 @rule("bilinear")
-def bilinear(func: Any, x: Any, y: Any, weight: Any, bias: Any = None) -> Any:
-    made = by_vmap(func, x, y, weight)
+def bilinear(func: Any, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
+    made = by_vmap(func, input1, input2, weight)
     return made if bias is None else made + bias

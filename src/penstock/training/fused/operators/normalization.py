@@ -193,3 +193,11 @@ def _scaled(made: torch.Tensor, at: int, weight: Any, bias: Any, shape: tuple[in
 
     scaled = made if weight is None else made * fit(weight)
     return (scaled if bias is None else scaled + fit(bias)).to(made.dtype)
+
+
+@rule("_weight_norm")
+def weight_norm(func: Any, v: Any, g: Any, dim: int = 0) -> Any:
+    """A weight of length ``g`` along all dimensions but one, or along all of them."""
+    others = [d for d in range(v.ndim) if dim == -1 or d != dim % v.ndim]
+    length = v.square().sum(others, keepdim=dim != -1).sqrt()
+    return v * (g / length)

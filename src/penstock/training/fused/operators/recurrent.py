@@ -118,12 +118,12 @@ def _sequence(kind: str, x: torch.Tensor, state: State, w: Weights, backwards: b
     return torch.stack(hidden[1:][way], 1), state
 
 
-def _front(value: Any, trials: int) -> torch.Tensor:
+def front(value: Any, trials: int) -> torch.Tensor:
     made: torch.Tensor = value.moved(0) if isinstance(value, Stacked) else value.expand(trials, *value.shape)
     return made
 
 
-def _weights(params: Sequence[torch.Tensor], biases: bool, projected: bool) -> Iterator[Weights]:
+def weights_of(params: Sequence[torch.Tensor], biases: bool, projected: bool) -> Iterator[Weights]:
     each = 2 + 2 * biases + projected
     for start in range(0, len(params), each):
         of_input, of_hidden, *rest = params[start : start + each]
@@ -132,7 +132,7 @@ def _weights(params: Sequence[torch.Tensor], biases: bool, projected: bool) -> I
         yield Weights(of_input.transpose(1, 2), of_hidden.transpose(1, 2), bias, hidden_bias, projection)
 
 
-def _cast(tensors: Sequence[torch.Tensor], kind: str) -> tuple[Sequence[torch.Tensor], AbstractContextManager[Any]]:
+def cast(tensors: Sequence[torch.Tensor], kind: str) -> tuple[Sequence[torch.Tensor], AbstractContextManager[Any]]:
     """Tensors in the type that torch computes in under autocast, and the context to compute in."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device) or (device == "cpu" and kind != "lstm"):
@@ -147,7 +147,9 @@ def recurrent(func: Any, *args: Any) -> Any:
     """A layer or several, one direction or two, as ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` call them."""
     kind = name_of(func)
     if isinstance(args[3], list | tuple):
-        raise refusal(kind, "packed sequences are cut by one trial's lengths; pass padded ones")
+        from penstock.training.fused.operators.packed import packed
+
+        return packed(func, *args)
     x, hx, params, biases, layers, dropout, train, both, batch_first = args
     if dropout and train and layers > 1:
         why = "its dropout between layers cannot be keyed by trial and step"
@@ -155,13 +157,11 @@ def recurrent(func: Any, *args: Any) -> Any:
     start = tuple(hx) if kind == "lstm" else (hx,)
     projected = start[0].shape[-1] != start[-1].shape[-1]
     trials = next(t.trials for t in (x, *start, *params) if isinstance(t, Stacked))
-    inner, context = _cast(
-        [_front(t, trials) for t in (x, *start, *params)], f"{kind} projected" if projected else kind
-    )
+    inner, context = cast([front(t, trials) for t in (x, *start, *params)], f"{kind} projected" if projected else kind)
     out, states = inner[0], inner[1 : 1 + len(start)]
     if batch_first:
         out = out.transpose(1, 2)
-    each, ends = list(_weights(inner[1 + len(start) :], biases, projected)), list[State]()
+    each, ends = list(weights_of(inner[1 + len(start) :], biases, projected)), list[State]()
     with context:
         for _ in range(layers):
             directions = []
@@ -182,8 +182,8 @@ def cell(func: Any, x: Any, hx: Any, *params: Any) -> Any:
     start = tuple(hx) if kind == "lstm" else (hx,)
     given = [p for p in params if p is not None]
     trials = next(t.trials for t in (x, *start, *given) if isinstance(t, Stacked))
-    inner, context = _cast([_front(t, trials) for t in (x, *start, *given)], name_of(func))
-    (weights,) = _weights(inner[1 + len(start) :], len(given) == 4, False)
+    inner, context = cast([front(t, trials) for t in (x, *start, *given)], name_of(func))
+    (weights,) = weights_of(inner[1 + len(start) :], len(given) == 4, False)
     with context:
         _, end = _sequence(kind, inner[0].unsqueeze(1), tuple(inner[1 : 1 + len(start)]), weights, False)
     made = tuple(Stacked(t) for t in end)

@@ -21,6 +21,9 @@ def along(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     name = name_of(func)
     if args and isinstance(args[0], torch.Tensor) and name in ("max", "min"):
         return several(torch.maximum if name == "max" else torch.minimum, x, *args)
+    if name == "topk" and "k" in kwargs:
+        kwargs = dict(kwargs)
+        args = (kwargs.pop("k"), *args)
     if name == "topk" and "dim" not in kwargs:
         args, kwargs = (args[0], args[1] if len(args) > 1 else -1, *args[2:]), kwargs
         place: int | None = 1

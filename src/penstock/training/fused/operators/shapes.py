@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from penstock.training.fused.stacked import Stacked, by_vmap, rule, whole_dim
+from penstock.training.fused.stacked import Stacked, by_vmap, name_of, rule, whole_dim
 
 
 def _sizes(args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -18,11 +18,13 @@ def _sizes(args: tuple[Any, ...]) -> tuple[int, ...]:
 @rule("view", "reshape", "view_as", "reshape_as")
 def reshape(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Any:
     """The trials stay where they are if only dimensions behind them change; otherwise they come to the front."""
-    if len(args) == 1 and isinstance(args[0], torch.dtype):
-        return by_vmap(func, x, *args)
+    if (len(args) == 1 and isinstance(args[0], torch.dtype)) or "dtype" in kwargs:
+        return by_vmap(func, x, *args, **kwargs)
+    args = args or tuple(kwargs[name] for name in ("other",) if name in kwargs)
     if not isinstance(x, Stacked):  # a shared tensor that takes the shape of a trial's
         return x.reshape(args[0].shape)
-    size = tuple(args[0].shape) if isinstance(args[0] if args else None, torch.Tensor) else _sizes(args)
+    like = len(args) == 1 and isinstance(args[0], torch.Tensor) and name_of(func).endswith("_as")
+    size = tuple(args[0].shape) if like else tuple(map(int, _sizes(args)))  # a size may be a tensor of one number
     size = size or tuple(kwargs.get("shape", kwargs.get("size", ())))
     if -1 in size:
         known = -math.prod(size)
@@ -77,8 +79,11 @@ def permute(func: Any, x: Stacked, *dims: Any, **kwargs: Any) -> Stacked:
 
 @rule("transpose", "swapaxes", "swapdims")
 def transpose(func: Any, x: Stacked, *dims: int, **kwargs: int) -> Stacked:
-    first, second = dims or kwargs.values()
+    first, second = (*dims, *(kwargs[name] for name in _TWO if name in kwargs))
     return Stacked(x.whole.transpose(whole_dim(x, first), whole_dim(x, second)), x.at)
+
+
+_TWO = ("dim0", "axis0", "dim1", "axis1")
 
 
 @rule("t")
@@ -89,7 +94,7 @@ def t(func: Any, x: Stacked) -> Any:
 @rule("expand", "expand_as", "broadcast_to")
 def expand(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     size = tuple(args[0].shape) if isinstance(args[0] if args else None, torch.Tensor) else _sizes(args)
-    size = size or tuple(kwargs["size"])
+    size = size or tuple(kwargs["other"].shape if "other" in kwargs else kwargs["size"])
     if not isinstance(x, Stacked):
         return x.expand(size)
     inner = x.moved(0).reshape(x.trials, *[1] * (len(size) - x.ndim), *x.shape)
@@ -97,8 +102,8 @@ def expand(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @rule("repeat", "tile")
-def repeat(func: Any, x: Stacked, *args: Any) -> Stacked:
-    times = _sizes(args)
+def repeat(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Stacked:
+    times = _sizes(args or tuple(kwargs.values()))
     if len(times) < x.ndim:
         times = (1,) * (x.ndim - len(times)) + tuple(times)
     inner = x.moved(0).reshape(x.trials, *[1] * (len(times) - x.ndim), *x.shape)
@@ -131,8 +136,9 @@ def stack(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
 
 
 @rule("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
-def split(func: Any, x: Stacked, how: Any, dim: int = 0) -> Any:
-    return tuple(Stacked(part, x.at) for part in func(x.whole, how, whole_dim(x, dim)))
+def split(func: Any, x: Stacked, *how: Any, dim: int = 0, **named: Any) -> Any:
+    how, dim = (*how, *named.values())[0], how[1] if len(how) > 1 else dim
+    return tuple(Stacked(part, x.at) for part in func(x.whole, how, dim=whole_dim(x, dim)))
 
 
 @rule("unbind")
@@ -155,41 +161,6 @@ def select(func: Any, x: Stacked, dim: int, index: int) -> Stacked:
 @rule("narrow")
 def narrow(func: Any, x: Stacked, dim: int, start: int, length: int) -> Stacked:
     return Stacked(x.whole.narrow(whole_dim(x, dim), start, length), x.at)
-
-
-@rule("__getitem__")
-def getitem(func: Any, x: Any, index: Any) -> Any:
-    """Slices, integers, None and … move no values; an index by tensors is left to torch's vmap."""
-    parts = index if isinstance(index, tuple) else (index,)
-    if not isinstance(x, Stacked) or any(not isinstance(p, int | slice | type(None) | type(...)) for p in parts):
-        return by_vmap(_take, x, index)
-    if any(isinstance(p, bool) for p in parts):
-        return by_vmap(_take, x, index)
-    given = sum(p is not None and p is not ... for p in parts)
-    if ... not in parts:
-        parts = (*parts, ...)
-    place = parts.index(...)
-    filled = (*parts[:place], *[slice(None)] * (x.ndim - given), *parts[place + 1 :])
-    inner: list[Any] = []
-    own, at = 0, None
-    for part in filled:
-        if part is not None:
-            if own == x.at:
-                at = sum(not isinstance(p, int) for p in inner)
-                inner.append(slice(None))
-            own += 1
-        inner.append(part)
-    if at is None:
-        at = sum(not isinstance(p, int) for p in inner)
-        inner.append(slice(None))
-    return Stacked(x.whole[tuple(inner)], at)
-
-
-def _take(x: torch.Tensor, index: Any) -> torch.Tensor:
-    return x[index]
-
-
-_take.__name__ = "__getitem__"  # the name in messages
 
 
 @rule("movedim", "moveaxis")

@@ -1,0 +1,1 @@
+"""The models of bench/coverage.py, a module for each family."""

@@ -1,0 +1,36 @@
+"""Copies of a model that leave out what cannot be copied, and need not be: a copy may share it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+
+_SHARED = (torch.jit.ScriptFunction, type(threading.Lock()), type(threading.RLock()))
+
+
+def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A copy of a model, whose modules may hold results of a forward: torch copies no tensor that has a history."""
+    memo = {} if memo is None else memo
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach()
+            elif isinstance(value, _SHARED):
+                memo[id(value)] = value
+    return copy.deepcopy(model, memo)
+
+
+def uncopied(model: nn.Module) -> str:
+    """Why a model cannot be copied, as a refusal; nothing where it can."""
+    try:
+        copied(
+            model, {id(one): one for one in (*model.parameters(), *model.buffers())}
+        )  # as they can be, and are large
+    except Exception as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"the model cannot be copied ({said}): make what cannot be copied inside the forward"
+    return ""
