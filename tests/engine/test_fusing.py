@@ -1,5 +1,6 @@
 """Which trials are fused and how many: what is measured, chosen, declared and told, in whole studies and by hand."""
 
+import inspect
 import json
 import signal
 import warnings
@@ -454,9 +455,11 @@ class Weighted(Exact):
 def test_a_study_of_unlike_trials_says_so_in_its_warning_its_log_and_its_progress():
     with pytest.warns(ps.SoloWarning) as found:
         run(Weighted(), space={"lr": 0.1, "times": ps.grid([1, 2, 3])}, algorithm=ps.Grid(budget=1), trials=None)
+    at = inspect.getsourcelines(Weighted.loss)[1] + 1
     line = (
         "3 of 3 trials train solo: each has a signature of its own, as config['times'], which loss, metrics or data "
-        "read, is 1 in one trial and 2 in another. To fuse them, fix it or draw it from a few values."
+        f"read, is 1 in one trial and 2 in another (a plain number is needed at {__file__}:{at}). To fuse them, fix it "
+        "or draw it from a few values."
     )
     assert [str(one.message) for one in found] == [line]
     assert History.of(log("s")).solo == line

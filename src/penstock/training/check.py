@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +21,9 @@ from penstock.training.comparing import compared
 from penstock.training.copying import uncopied
 from penstock.training.data import ABSENT, ReadConfig, handed_out
 from penstock.training.differing import difference
+from penstock.training.fused.numbers import Plain, is_number
+from penstock.training.fused.own_numbers import label
+from penstock.training.fused.probing import Probed, masked, numbers_of, probe
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.keeping import look, untouched, written
 from penstock.training.loop import Training, made_model
@@ -45,7 +48,9 @@ def describe(training: Training, known: list[Reads], *, train: bool, seen: Signa
     """
     model, bytes = _attributes(training), _state_bytes(training)
     description = Description(bytes=bytes, beside=int(bytes / HELD))
-    reads = next((reads for reads in known if reads.of(training.config, model)), None)
+    numbers = numbers_of(training.config, training.model)
+    alike = model if isinstance(model, str) else masked(model, frozenset(numbers))
+    reads = next((reads for reads in known if reads.of(training.config, alike, numbers)), None)
     if train:
         description, found = _watched(training, dry_batch)
     elif reads is None:
@@ -55,16 +60,21 @@ def describe(training: Training, known: list[Reads], *, train: bool, seen: Signa
     if reads is None:
         refusal = found.refusal or _other_each_time(training.filled(another.to(training.device)), model)
         refusal = refusal or uncopied(another)
-        reads = replace(found, model=model, refusal=refusal)
+        probed = Probed() if refusal else probe(training, found.values)
+        reads = replace(found, model=alike, refusal=refusal, probed=probed, numbers=numbers)
         known.append(reads)
     try:
         if reads.refusal or isinstance(model, str):
             raise Unfusable(model if isinstance(model, str) else reads.refusal)
-        values = {**reads.values, **training.data.read, **training.kept.compared()}
-        made = signature(training.task, model, training.model, training.optimizer, training.batch_size, values)
+        values = {**reads.fixed, **training.data.read, **training.kept.compared()}
+        looks = masked(model, reads.probed.free)
+        made = signature(training.task, looks, training.model, training.optimizer, training.batch_size, values)
     except Unfusable as error:
         return replace(description, reason=str(error))
     unlike = ("", "") if seen is None else seen.unlike(made)
+    for name, line in reads.probed.lines.items():
+        if name.replace('"', "'").removeprefix("config") in unlike[0]:
+            unlike = unlike[0], f"{unlike[1]} (a plain number is needed at {line})"
     return replace(description, signature=str(made), batch_size=training.batch_size, unlike=unlike)
 
 
@@ -118,17 +128,41 @@ def _other_each_time(another: nn.Module, looks: list[str] | str) -> str:
 
 @dataclass(frozen=True)
 class Reads:
-    """The values that loss and metrics read from a config, and why they cannot be fused, if so."""
+    """The values that loss and metrics read from a config, and why they cannot be fused, if so.
+
+    ``numbers`` are those of the trial that was looked at, and ``model`` its attributes without the values of these.
+    """
 
     values: Config
     refusal: str = ""
     model: list[str] | str = ""
+    probed: Probed = field(default_factory=Probed)
+    numbers: Mapping[str, Plain] = field(default_factory=dict)
 
-    def of(self, config: Config, model: list[str] | str) -> bool:
+    def of(self, config: Config, model: list[str] | str, numbers: Mapping[str, Plain]) -> bool:
         """Whether loss and metrics would read the same from another config with such a model, and so do the same."""
-        return model == self.model and all(
-            compared(config.get(name, ABSENT)) == compared(value) for name, value in self.values.items()
+        free = self.probed.free - self.probed.compared
+        fixed = [name for name in self.numbers if name not in free]
+        return (
+            model == self.model
+            and all(
+                compared(config.get(name, ABSENT)) == compared(value)
+                for name, value in self.values.items()
+                if label(name) not in free or not is_number(config.get(name))
+            )
+            and all(numbers.get(name) == self.numbers[name] for name in fixed if not name.startswith("config["))
         )
+
+    @property
+    def fixed(self) -> Config:
+        """The values that must be equal to fuse, and the outcomes of comparisons."""
+        read = {name: value for name, value in self.values.items() if label(name) not in self.probed.free}
+        free = {name: type(self.values[name]).__name__ for name in self.values if name not in read}
+        return {
+            **read,
+            **({"numbers": sorted(free.items())} if free else {}),
+            **dict.fromkeys(self.probed.outcomes, ""),
+        }
 
 
 def _watched(training: Training, run: Callable[[Training], Result]) -> tuple[Result, Reads]:

@@ -21,10 +21,11 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from penstock.training.copying import copied
 from penstock.training.data import handed_out
+from penstock.training.fused.numbers import floats_of, set_float
 from penstock.training.fused.per_trial import PER_TRIAL
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.step import Grads, Inputs, Step, unchanged, unhooked
-from penstock.training.fused.watching import Drew, Reached, Unclear
+from penstock.training.fused.watching import Drew, Numbered, Reached, Unclear
 from penstock.training.fused.writing import carried
 from penstock.training.keeping import Contents, look, untouched, written
 from penstock.training.kernels.choice import kernels
@@ -72,16 +73,31 @@ class Alone:
 
 
 def agree(step: Step, inputs: Callable[[], Inputs], trials: Iterable[Alone]) -> None:
-    """Compare a step with the first of some trials alone whose gradients are finite; ``Unclear`` where none has any."""
+    """Compare a step with the first of some trials alone whose gradients are finite; ``Unclear`` where none has any.
+
+    Where numbers differ from trial to trial, two trials are compared.
+    """
+    done = 0
     for alone in trials:
         try:
-            agree_alone(step, inputs(), alone)
+            _agree_at_last(step, inputs, alone)
         except Unclear:
             continue
-        except Drew:  # the way knows it now, and asks for keys
+        done += 1
+        if done == (2 if step.way.varying else 1):
+            break
+    if not done:
+        raise Unclear
+
+
+def _agree_at_last(step: Step, inputs: Callable[[], Inputs], alone: Alone) -> None:
+    """Compare again while the way finds out what inputs it needs: keys to draw by, numbers of the config."""
+    while True:
+        try:
             agree_alone(step, inputs(), alone)
+        except (Drew, Numbered):
+            continue
         return
-    raise Unclear
 
 
 def agree_alone(step: Step, inputs: Inputs, alone: Alone) -> None:
@@ -193,6 +209,8 @@ def _in_float64(step: Step, inputs: Inputs, alone: Alone) -> tuple[Grads, Grads]
     for path, module in trial.model.named_modules():
         for attribute, _ in PER_TRIAL.get(type(module), ()):
             setattr(model.get_submodule(path), attribute, getattr(module, attribute))
+    for label, number in floats_of(trial.model).items():
+        set_float(model, label, number)
     own = {name: p.requires_grad_() for name, p in model.named_parameters()}
     try:
         with Keyed(SoloKeys(trial.seed, trial.step)):

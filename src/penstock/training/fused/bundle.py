@@ -30,7 +30,7 @@ from penstock.training.fused.recipe import Kind, Recipe, first_line
 from penstock.training.fused.speeding import Speeding
 from penstock.training.fused.stack import Stack
 from penstock.training.fused.step import Inputs, Step, Torn, hooked, whole_or_torn
-from penstock.training.fused.watching import Again, Drew, Unclear, Unreached
+from penstock.training.fused.watching import Again, Drew, Numbered, Unclear, Unreached
 from penstock.training.fused.ways import Way
 from penstock.training.loop import Training
 from penstock.trial import Metrics
@@ -201,7 +201,9 @@ class Fused:
         trial = self.trials[first + self._round % (last - first)]
         batch, audits = batches.own(trial), self.audits
         noted = hooked_step(trial.optimizer)  # hooks may count the steps that they see
-        if noted or not audits.due(shapes_of(batch), trial.seed ^ self._round, fast=bool(self.fast)):
+        varying = () if self.recipe.way is None else self.recipe.way.varying
+        kind = varying, shapes_of(batch)
+        if noted or not audits.due(kind, trial.seed ^ self._round, fast=bool(self.fast)):
             self._train(first, last, batches)
             return
         with audits.timed():
@@ -266,7 +268,7 @@ class Fused:
             raise why  # each trial takes it alone, by ``step_each``
         if isinstance(why, Unreached) and not self.recipe.stepped:
             self._set_aside(why.names)
-        elif not isinstance(why, Drew):
+        elif not isinstance(why, Drew | Numbered):
             self._step_own()
         self._train_plain(first, last, batch, shared, batches)
 
@@ -386,6 +388,8 @@ class Fused:
                 return evaluate(self._stack, self.recipe, trials)
             except torch.OutOfMemoryError:
                 raise
+            except Numbered:
+                return self.evaluate(trials)
             except Exception as error:
                 self.recipe.measure_alone(first_line(error))
         return [self._evaluate_alone(trial) for trial in trials]

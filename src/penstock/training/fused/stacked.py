@@ -111,6 +111,8 @@ class Stacked(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if _first and (made := _first[0](func, args, kwargs)) is not NotImplemented:
+            return made
         rule = _FOUND.get(func)
         if rule is None:
             rule = _FOUND[func] = _find(func)
@@ -140,6 +142,20 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         return made
 
     return register
+
+
+def rule_of(func: Any) -> Rule:
+    """The rule of a torch function."""
+    rule = _FOUND.get(func)
+    return _find(func) if rule is None else rule
+
+
+_first: list[Callable[..., Any]] = []
+
+
+def ask_first(function: Callable[..., Any] | None) -> None:
+    """Let a function see every call first, which gives the result or NotImplemented; None: let nothing do so."""
+    _first[:] = [] if function is None else [function]
 
 
 # Torch takes numpy's names of arguments too; and the first argument, which rules take by its place, by name.
@@ -376,6 +392,11 @@ def first_line(error: Exception) -> str:
 def refusal(operator: str, why: str) -> Unfusable:
     """The error for an operator that cannot be done for several trials at once, with the line that called it."""
     return Unfusable(f"{operator} at {_line()}: {why}")
+
+
+def where_called() -> str:
+    """The innermost line outside of torch and Penstock."""
+    return _line()
 
 
 def _line() -> str:

@@ -24,6 +24,10 @@ class Drew(Again):
     """Something was drawn in a step that was taken to draw nothing. It is taken again with keys."""
 
 
+class Numbered(Again):
+    """A number of the config that differs from trial to trial was read for the first time. Steps are given it now."""
+
+
 class Unreached(Again):
     """Parameters that the loss does not reach. A plain run neither decays them nor gives them a state."""
 

@@ -24,8 +24,10 @@ from penstock.training.copying import copied
 from penstock.training.data import handed_out
 from penstock.training.fused.configs import SharedConfig
 from penstock.training.fused.keys import BundleKeys, MappedKeys, NoKeys
+from penstock.training.fused.numbers import Notes, floats_of, set_float
 from penstock.training.fused.operators.normalized import waiting
 from penstock.training.fused.operators.scripts import refuse_scripts
+from penstock.training.fused.own_numbers import OwnNumbers
 from penstock.training.fused.per_trial import PER_TRIAL, PerTrial
 from penstock.training.fused.promoting import demote, promoted
 from penstock.training.fused.stacked import Stacked, Unfusable
@@ -56,7 +58,7 @@ class Way(ABC):
         self._sites: list[PerTrial] = []
         self._made: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._drawing = Drawing(python=True)
-        self.fixed: tuple[tuple[str, str, object], ...] = ()  # the numbers that all trials have in common now
+        self._fixed: tuple[tuple[str, str, object], ...] = ()  # numbers of torch's modules that all trials share now
 
     def train(self) -> None:
         """Training mode, as of the user's module."""
@@ -80,7 +82,6 @@ class Way(ABC):
 
     def vary(self, models: Sequence[nn.Module], configs: Sequence[Config]) -> None:
         """Read from the trials' own modules and configs the values that may differ from trial to trial."""
-        self.config = SharedConfig(configs)
         self._sites, self._made = [], {}
         fixed = []
         own = [dict(model.named_modules()) for model in models]
@@ -99,7 +100,23 @@ class Way(ABC):
                 site = PerTrial(f"{path}.{attribute}", [float(value) for value in values])
                 setattr(module, attribute, site)
                 self._sites.append(site)
-        self.fixed = tuple(fixed)
+        self._fixed = tuple(fixed)
+        floats = [floats_of(model) for model in models]
+        labels = [label for label in floats[0] if all(label in other for other in floats)]
+        self._vary_numbers([{label: own[label] for label in labels} for own in floats], configs)
+
+    def _vary_numbers(self, floats: Sequence[Mapping[str, float]], configs: Sequence[Config]) -> None:
+        """The attributes of the user's modules, and the config; refuses attributes that differ."""
+        self.config = SharedConfig(configs)
+        for label, value in floats[0].items():
+            if any(other[label] != value for other in floats):
+                raise Unfusable(f"{label} differs from trial to trial, which the {self.name} way cannot do")
+            set_float(self.template, label, value)
+
+    @property
+    def fixed(self) -> tuple[tuple[str, str, object], ...]:
+        """The numbers that a step takes as they are now, so that one that was made once holds for these alone."""
+        return self._fixed
 
     @property
     def varying(self) -> tuple[str, ...]:
@@ -110,9 +127,13 @@ class Way(ABC):
         """The numbers that differ from trial to trial, of some rows."""
         found = self._made.get((first, last))
         if found is None:
-            rows = [torch.tensor(site.every[first:last], dtype=torch.float64) for site in self._sites]
+            rows = [torch.tensor(every[first:last], dtype=torch.float64) for every in self._every()]
             found = self._made[first, last] = [values.to(device) for values in rows]
         return found
+
+    def _every(self) -> list[Sequence[float]]:
+        """The numbers of all trials, for each number that a run is given."""
+        return [site.every for site in self._sites]
 
     def _drew(self, drawing: Keyed, function: Function) -> None:
         if drawing.unkeyed:
@@ -154,6 +175,37 @@ class Native(Way):
         self._assigned: list[tuple[torch.Tensor, torch.Tensor]] = []  # buffers and the values that they are to have
         self._given: list[tuple[dict[str, Any], str, str, Stacked]] = []  # the places of buffers, and what is there
         self._averaging = [m for m in self.template.modules() if isinstance(m, _BatchNorm) and m.momentum is None]
+        self._own = OwnNumbers(self.template)
+
+    def expect(self, names: frozenset[str]) -> None:
+        """Let some values of the config, and all floats of modules, be numbers even where all trials have the same."""
+        self._own.expect(names)
+
+    @property
+    def notes(self) -> Notes:
+        """How the numbers of configs and of the user's modules were used."""
+        return self._own.notes
+
+    def _vary_numbers(self, floats: Sequence[Mapping[str, float]], configs: Sequence[Config]) -> None:
+        self.config = self._own.vary(floats, configs)
+
+    @property
+    def fixed(self) -> tuple[tuple[str, str, object], ...]:
+        return (*self._fixed, *self._own.fixed())
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        return (*super().varying, *self._own.given)
+
+    def numbers(self, first: int, last: int, device: torch.device) -> list[torch.Tensor]:
+        self._own.at(first, last)
+        found = self._made.get((first, last))
+        if found is not None and len(found) != len(self._sites) + len(self._own.given):
+            self._made = {}  # a number was read for the first time
+        return super().numbers(first, last, device)
+
+    def _every(self) -> list[Sequence[float]]:
+        return [*super()._every(), *self._own.given.values()]
 
     def vary(self, models: Sequence[nn.Module], configs: Sequence[Config]) -> None:
         super().vary(models, configs)
@@ -172,11 +224,12 @@ class Native(Way):
         numbers: Sequence[torch.Tensor],
     ) -> Any:
         trials = len(next(iter(params.values())))
+        self._own.begin(numbers[len(self._sites) :])
         if promoted():
             demote()
         if self._held is None or self._held[0] is not params or self._held[1] is not buffers:
             self._hold(params, buffers)
-        for site, value in zip(self._sites, numbers, strict=True):
+        for site, value in zip(self._sites, numbers, strict=False):
             site.give(Stacked(value, 0))
         given = handed_out(batch) if shared else tree_map(_stacked, batch)
         training, self._assigned = self.template.training, []

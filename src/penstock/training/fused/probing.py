@@ -1,0 +1,101 @@
+"""Which numbers of a trial only enter arithmetic, so that each trial of a bundle may have its own.
+
+The loss and the metrics run once as in a bundle of this one trial. A ``Number`` stands for every number of the config
+that they read, and for every float among the attributes of the user's modules. A number that Python asked for, for a
+shape or as the key of a dict, must be equal for all trials that are fused, and so must the outcomes of comparisons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.seeds import step_key
+from penstock.training.copying import copied
+from penstock.training.fused.agreement import own_attributes
+from penstock.training.fused.numbers import Plain, floats_of, is_number
+from penstock.training.fused.own_numbers import label
+from penstock.training.fused.watching import Numbered
+from penstock.training.fused.ways import Function, Native
+from penstock.training.keeping import untouched
+from penstock.training.loop import Training
+from penstock.training.random.generators import own_randomness
+from penstock.training.random.masks import halves
+from penstock.trial import Config
+
+
+@dataclass(frozen=True)
+class Probed:
+    """The numbers that may differ from trial to trial, by name, and what must be equal besides."""
+
+    free: frozenset[str] = frozenset()
+    outcomes: tuple[str, ...] = ()
+    compared: frozenset[str] = frozenset()  # the numbers that were compared: their outcomes hold for these values
+    lines: dict[str, str] = field(default_factory=dict)  # where a number was needed that is not free
+
+
+def probe(training: Training, read: Config) -> Probed:
+    """Look for the free numbers among ``read``, values of the config that loss and metrics read, and attributes."""
+    names = frozenset(name for name, value in read.items() if is_number(value))
+    every = frozenset([*map(label, names), *floats_of(training.model)])
+    if not every:
+        return Probed()
+    task = training.task
+    try:
+        with own_randomness(), untouched(task), own_attributes(training.model), torch.no_grad():
+            way = Native(copied(training.model), training.config)
+            way.expect(names)
+            way.vary([training.model], [training.config])
+            params, buffers = (_row(training.model.named_parameters()), _row(training.model.named_buffers()))
+            batch = next(iter(training.data.train.batches(0, 0, training.batch_size)))
+            valid, _ = next(iter(training.data.valid.all(task.eval_batch_size)))
+            keys = torch.tensor([halves(step_key(training.seed, 0))], dtype=torch.int32).to(training.device)
+
+            def run(function: Function, given: Any) -> None:
+                with suppress(Numbered), training.autocast():
+                    numbers = way.numbers(0, 1, training.device)
+                    way.run(function, params, buffers, given, True, keys, numbers)
+                    way.settle()
+                    return
+                run(function, given)
+
+            way.train()
+            run(task.loss, batch)
+            way.eval()
+            run(task.metrics, valid)
+    except Exception:
+        return Probed()  # as in a bundle that cannot be: nothing is free
+    notes = way.notes
+    outcomes = tuple(sorted(f"{said}: {holds}" for said, holds in notes.outcomes.items()))
+    return Probed(every - notes.needed.keys(), outcomes, frozenset(notes.compared), dict(notes.needed))
+
+
+def _row(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone().unsqueeze(0) for name, tensor in tensors}
+
+
+def numbers_of(config: Config, model: nn.Module) -> dict[str, Plain]:
+    """The numbers of a trial by name, as ``Probed`` has them."""
+    return {**{label(name): value for name, value in config.items() if is_number(value)}, **floats_of(model)}
+
+
+def masked(looks: list[str], names: frozenset[str]) -> list[str]:
+    """A model's ``attributes`` without the values of some numbers.
+
+    >>> masked(["module 1 Scale", " by 0.5", " depth 2"], frozenset(["1.by"]))
+    ['module 1 Scale', ' by a number', ' depth 2']
+    """
+    path, made = "", []
+    for line in looks:
+        first, _, text = line.lstrip().partition(" ")
+        if line.startswith("module "):
+            path = text.partition(" ")[0]
+        elif line.startswith(" ") and f"{path}.{first}".lstrip(".") in names and first not in ("parameter", "buffer"):
+            line = f" {first} a number"
+        made.append(line)
+    return made
