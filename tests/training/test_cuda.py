@@ -162,3 +162,23 @@ def test_fused_trials_learn_as_they_do_alone(faster, monkeypatch):
     assert not any(recipe.refusals for recipe in recipes)
     for one, other in zip(curves(alone), curves(fused), strict=True):
         assert one == pytest.approx(other, rel=1e-7)
+
+
+class Smoothed(Blobs):
+    batch_size = 8
+
+    def loss(self, model, batch, config):
+        smooth = nn.functional.cross_entropy(model(batch[0]), batch[1], label_smoothing=config["lr"] / 2)
+        return smooth / (1 + config["lr"])
+
+
+@pytest.mark.parametrize("faster", ["captured", "compiled"])
+def test_numbers_of_trials_reach_a_captured_step(faster, monkeypatch):
+    def consider(self, certain, pace, *, known=True):
+        self._pace, self.wanted = None, faster
+
+    monkeypatch.setattr(Speeding, "consider", consider)
+    fused = run(Smoothed(), ps.SuccessiveHalving(max_budget=9, reduction=3), trials=9, sharing="fused")
+    alone = run(Smoothed(), ps.SuccessiveHalving(max_budget=9, reduction=3), trials=9)
+    for one, other in zip(curves(fused), curves(alone), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)

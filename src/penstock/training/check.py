@@ -21,7 +21,7 @@ from penstock.training.comparing import compared
 from penstock.training.copying import uncopied
 from penstock.training.data import ABSENT, ReadConfig, handed_out
 from penstock.training.differing import difference
-from penstock.training.fused.numbers import Plain, is_number
+from penstock.training.fused.numbers import Plain, configs_of, is_number, set_attribute
 from penstock.training.fused.own_numbers import label
 from penstock.training.fused.probing import Probed, masked, numbers_of, probe
 from penstock.training.fused.stacked import Unfusable
@@ -100,7 +100,7 @@ def _attributes(training: Training) -> list[str] | str:
 def _another(training: Training) -> nn.Module:
     """Another trial's model, of the same config and with other weights."""
     seed_everything(seeds.key("another trial"))
-    return made_model(training.task, training.config)
+    return made_model(training.task, dict.copy(training.config))
 
 
 def _other_each_time(another: nn.Module, looks: list[str] | str) -> str:
@@ -170,12 +170,17 @@ def _watched(training: Training, run: Callable[[Training], Result]) -> tuple[Res
 
     The values that are read from the config must be equal for all trials of a bundle.
     """
-    config = ReadConfig(training.config)
+    own, config = training.config, ReadConfig(training.config)
+    held = configs_of(training.model, own)
+    for one in held:  # self.config = config, which is read as any other
+        set_attribute(training.model, one, config)
     training.read_from(config)
     drawn, before = position(), look(training.task)
     with untouched(training.task):
         result = run(training)
         wrote = written(training.task, before)
+    for one in held:
+        set_attribute(training.model, one, own)
     refusal = ""
     if wrote:
         refusal = f"the loss or the metrics write {wrote}, which trials would share: keep it in a buffer of the model"

@@ -4,12 +4,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from penstock.training.fused import compiled, speeding
 from penstock.training.fused.agreement import agree_plain
 from penstock.training.fused.compiled import FastStep
 from penstock.training.fused.stacked import Unfusable
+from penstock.training.fused.ways import Native
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials
 
@@ -58,6 +60,35 @@ def test_a_step_with_rates_that_differ_is_traced_as_it_is(monkeypatch):
     fused = Together().enter(*(trials.make(n, {"lr": 0.1, "rates": pair}) for n, pair in enumerate(rates))).step().fused
     step, inputs = made(fused, compiled.CompiledStep)
     agree_plain(step.step, step, inputs)
+
+
+class Smooth(Blobs):
+    """A number in a function of elements, and one in a function that takes one trial's number."""
+
+    def __init__(self, *, plainly):
+        self.plainly = plainly
+
+    def loss(self, model, batch, config):
+        out = model(batch[0])
+        lost = F.cross_entropy(out, batch[1], label_smoothing=config["s"]) / config["s"]
+        return lost + F.huber_loss(out[:, 0], out[:, 1], delta=config["s"]) if self.plainly else lost
+
+
+@pytest.mark.parametrize("plainly", [False, True])
+def test_numbers_of_trials_are_inputs_of_a_traced_step_unless_it_took_them_as_pythons(plainly, monkeypatch):
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, given: graph)
+    monkeypatch.setattr(compiled, "_leave_alone", lambda graph: None)
+    trials = Trials(Smooth(plainly=plainly))
+    one, other, third = (trials.make(n, {"lr": 0.1, "s": s}) for n, s in enumerate((0.1, 0.4, 0.7)))
+    together = Together(Native).enter(one, other).step()
+    step, inputs = made(together.fused, compiled.CompiledStep)
+    agree_plain(step.step, step, inputs)
+    together.leave(other)
+    together.enter(third)
+    inputs = made(together.fused)[1]
+    assert step.takes(inputs) is not plainly
+    if not plainly:
+        agree_plain(step.step, step, inputs)
 
 
 class AtLeast(nn.Module):

@@ -50,7 +50,7 @@ class Likely(Smooth):
     """Targets that are probabilities, and weights of classes."""
 
     def loss(self, model, batch, config):
-        target, weight = F.one_hot(batch[1], 2).double() * 0.8 + 0.1, torch.tensor([1.0, 2.0]).double()
+        target, weight = F.one_hot(batch[1], 2).double() * 0.8 + 0.1, torch.tensor([1.0, 2.0]).to(batch[0])
         first = F.cross_entropy(model(batch[0]), target, label_smoothing=config["s"], reduction="sum")
         return first + nn.CrossEntropyLoss(weight, label_smoothing=config["s"])(model(batch[0]), batch[1])
 
@@ -113,9 +113,45 @@ class Measured(Smooth):
 
 class InPlace(Smooth):
     def loss(self, model, batch, config):
-        out = model(batch[0]).mul(2).div_(config["t"]).add(torch.ones(2).double(), alpha=config["s"])
+        out = model(batch[0]).mul(2).div_(config["t"]).add(torch.ones(2).to(batch[0]), alpha=config["s"])
         out = out.masked_fill(out > config["t"], config["s"]) + torch.where(out < 0, config["s"], out)
         return F.cross_entropy(torch.lerp(out, out * 2, config["s"]), batch[1]) + config["t"] ** -config["s"]
+
+
+class Holds(nn.Module):
+    """Keeps the whole config, of which it reads a few values."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.layer = config, nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.layer(x) * self.config["t"] if self.config.get("how", "scaled") == "scaled" else self.layer(x)
+
+
+class Held(Smooth):
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Holds(config)).double()
+
+
+class Encoder(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, rate, batch_first=True)
+        self.first, self.last = nn.Linear(1, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(self.layer(self.first(x.unsqueeze(-1))).mean(1))
+
+
+class Transformer(Smooth):
+    """Learning rate, weight decay, label smoothing and dropout: what people tune of a transformer."""
+
+    def model(self, config):
+        return Encoder(config["s"] / 2).double()
+
+    def optimizer(self, params, config):
+        return torch.optim.AdamW(params, lr=config["lr"] / 10, weight_decay=config["t"] / 10)
 
 
 study = studies(Smooth, SPACE, algorithm=ps.Random(budget=3), trials=5, keep=5)
@@ -138,7 +174,9 @@ def same(task):
 
 
 @pytest.mark.parametrize(
-    "task", [Smooth, Likely, Attributes, Clamped, Focal, Agreed, Dropped, Measured, InPlace], ids=lambda t: t.__name__
+    "task",
+    [Smooth, Likely, Attributes, Clamped, Focal, Agreed, Dropped, Measured, InPlace, Held, Transformer],
+    ids=lambda task: task.__name__,
 )
 def test_trials_of_one_bundle_have_numbers_of_their_own(task):
     assert len(same(task)) == 1

@@ -17,7 +17,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from penstock.training.comparing import compared
 from penstock.training.fused.stacked import Stacked, by_rows, name_of, refusal, rule_of, where_called
+from penstock.trial import Config
 
 Plain = float | int
 
@@ -38,8 +40,19 @@ def floats_of(model: nn.Module) -> dict[str, float]:
     }
 
 
-def set_float(model: nn.Module, label: str, value: Any) -> None:
-    """Let a module have another value under the path and name that ``floats_of`` gives."""
+def configs_of(model: nn.Module, config: Config) -> list[str]:
+    """The attributes of modules that are the trial's whole config, as ``self.config = config`` makes them."""
+    plain = dict.copy(config)  # which notes no read, as the config itself may
+    return [
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if type(value) is dict and value and value.keys() == plain.keys() and compared(value) == compared(plain)
+    ]
+
+
+def set_attribute(model: nn.Module, label: str, value: Any) -> None:
+    """Let a module have another value under the path and name that ``floats_of`` and ``configs_of`` give."""
     path, _, name = label.rpartition(".")
     vars(model.get_submodule(path))[name] = value
 

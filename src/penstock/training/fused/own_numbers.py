@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from penstock.training.fused.configs import SharedConfig
-from penstock.training.fused.numbers import Notes, Number, Plain, numbered, set_float
+from penstock.training.fused.numbers import Notes, Number, Plain, numbered, set_attribute
 from penstock.training.fused.stacked import ask_first
 from penstock.training.fused.watching import Numbered
 from penstock.trial import Config
@@ -41,7 +41,7 @@ class OwnNumbers:
         for attribute, value in floats[0].items():
             rows = [own[attribute] for own in floats]
             same = self._always is None and all(row == value for row in rows)
-            set_float(self._template, attribute, value if same else self._add(attribute, rows))
+            set_attribute(self._template, attribute, value if same else self._add(attribute, rows))
         shared = SharedConfig(configs, self._number, self._always or frozenset())
         for name in self._read:
             if not all(name in config for config in configs):

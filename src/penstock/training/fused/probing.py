@@ -18,7 +18,7 @@ from torch import nn
 from penstock.seeds import step_key
 from penstock.training.copying import copied
 from penstock.training.fused.agreement import own_attributes
-from penstock.training.fused.numbers import Plain, floats_of, is_number
+from penstock.training.fused.numbers import Plain, configs_of, floats_of, is_number
 from penstock.training.fused.own_numbers import label
 from penstock.training.fused.watching import Numbered
 from penstock.training.fused.ways import Function, Native
@@ -42,7 +42,8 @@ class Probed:
 def probe(training: Training, read: Config) -> Probed:
     """Look for the free numbers among ``read``, values of the config that loss and metrics read, and attributes."""
     names = frozenset(name for name, value in read.items() if is_number(value))
-    every = frozenset([*map(label, names), *floats_of(training.model)])
+    held = configs_of(training.model, training.config)
+    every = frozenset([*map(label, names), *floats_of(training.model), *held])
     if not every:
         return Probed()
     task = training.task
@@ -80,8 +81,9 @@ def _row(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]
 
 
 def numbers_of(config: Config, model: nn.Module) -> dict[str, Plain]:
-    """The numbers of a trial by name, as ``Probed`` has them."""
-    return {**{label(name): value for name, value in config.items() if is_number(value)}, **floats_of(model)}
+    """The numbers of a trial by name, as ``Probed`` has them; and modules' configs, which have no number to compare."""
+    own = {label(name): value for name, value in dict.copy(config).items() if is_number(value)}
+    return {**own, **floats_of(model), **dict.fromkeys(configs_of(model, config), 0)}
 
 
 def masked(looks: list[str], names: frozenset[str]) -> list[str]:

@@ -24,7 +24,7 @@ from penstock.training.copying import copied
 from penstock.training.data import handed_out
 from penstock.training.fused.configs import SharedConfig
 from penstock.training.fused.keys import BundleKeys, MappedKeys, NoKeys
-from penstock.training.fused.numbers import Notes, floats_of, set_float
+from penstock.training.fused.numbers import Notes, configs_of, floats_of, set_attribute
 from penstock.training.fused.operators.normalized import waiting
 from penstock.training.fused.operators.scripts import refuse_scripts
 from penstock.training.fused.own_numbers import OwnNumbers
@@ -104,6 +104,8 @@ class Way(ABC):
         floats = [floats_of(model) for model in models]
         labels = [label for label in floats[0] if all(label in other for other in floats)]
         self._vary_numbers([{label: own[label] for label in labels} for own in floats], configs)
+        for label in configs_of(models[0], configs[0]):
+            set_attribute(self.template, label, self.config)
 
     def _vary_numbers(self, floats: Sequence[Mapping[str, float]], configs: Sequence[Config]) -> None:
         """The attributes of the user's modules, and the config; refuses attributes that differ."""
@@ -111,7 +113,7 @@ class Way(ABC):
         for label, value in floats[0].items():
             if any(other[label] != value for other in floats):
                 raise Unfusable(f"{label} differs from trial to trial, which the {self.name} way cannot do")
-            set_float(self.template, label, value)
+            set_attribute(self.template, label, value)
 
     @property
     def fixed(self) -> tuple[tuple[str, str, object], ...]:
