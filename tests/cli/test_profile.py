@@ -94,7 +94,7 @@ def test_a_table_says_what_each_number_of_devices_gives_and_how_many_pay() -> No
     assert re.match(r"(1 device is best|Up to 2 devices pay): a step takes .* on 1 device, .* on 2 devices", lines[5])
     assert lines[6].startswith("Kept in there/profiles.jsonl")
     assert lines[7] == "Of 4 configs, 4 can be fused with others, in 1 group:"
-    assert re.fullmatch(r"  4 configs  [0-9a-f]{8}", lines[8])
+    assert re.fullmatch(r"  4 configs  16\.[0-9a-f]{9}", lines[8])
     assert "1, 2, 4, … devices" in result.stderr
     (one,) = kept("there")
     assert (one.task, one.kind, sorted(one.table)) == (fingerprint(study.task), "scaling", [1, 2])

@@ -52,7 +52,7 @@ def said(groups: Sequence[Group]) -> str:
     lines = [f"Of {total} configs, {fused} can be fused with others, in {number}:"]
     for one in groups[:SHOWN]:
         why = f": {one.reason}" if one.reason else ""
-        lines.append(f"  {one.configs} config{' ' if one.configs == 1 else 's'}  {one.signature[:8] or 'solo'}{why}")
+        lines.append(f"  {one.configs} config{' ' if one.configs == 1 else 's'}  {one.signature[:12] or 'solo'}{why}")
     if (more := len(groups) - SHOWN) > 0:
         lines.append(f"  and {more} more groups: see --json")
     return "\n".join(lines)

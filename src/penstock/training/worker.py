@@ -294,9 +294,14 @@ class Worker:
     def recipe(self, bundle: Bundle) -> Recipe:
         """The recipe of a bundle's signature, as far as it is known here, with the size that the bundle says."""
         from penstock.training.fused.recipe import Recipe
+        from penstock.training.signature import family
 
-        fast = not self.job.deterministic  # a compiled step rounds otherwise, and measured times decide about it
-        recipe = self._recipes.setdefault(bundle.signature, Recipe(compilable=fast, capturable=fast))
+        recipe = self._recipes.get(bundle.signature)
+        if recipe is None:
+            fast = not self.job.deterministic  # a compiled step rounds otherwise, and measured times decide about it
+            alike = [one for known, one in self._recipes.items() if family(known) == family(bundle.signature)]
+            recipe = alike[-1].of_another_size() if alike else Recipe(compilable=fast, capturable=fast)
+            self._recipes[bundle.signature] = recipe
         if bundle.size is not None:
             recipe.limit(bundle.size)
         return recipe

@@ -349,6 +349,18 @@ def test_a_way_that_was_not_taken_is_told_with_its_reason(tmp_path):
     assert "; not native: " in driven.measured()[0].reason
 
 
+def test_trials_of_another_batch_size_begin_with_what_is_known_of_a_signature(driven):
+    known = driven.worker.recipe(Bundle("a", (), "fused", ("cpu",), signature="64.abc", size=3))
+    known.ways.pop(0)
+    known.refusals.append("native: it is odd")
+    known.agreed.add("a kind of batch")
+    other = driven.worker.recipe(Bundle("b", (), "fused", ("cpu",), signature="128.abc"))
+    assert (other.ways, other.refusals) == (known.ways, known.refusals)
+    assert (other.agreed, other.size, other.way) == (set(), None, None)
+    assert driven.worker.recipe(Bundle("c", (), "fused", ("cpu",), signature="64.other")).refusals == []
+    assert driven.worker.recipe(Bundle("d", (), "fused", ("cpu",), signature="64.abc")) is known
+
+
 def test_an_error_that_is_nobodys_is_told_of_each(driven, monkeypatch):
     def broken(self):
         raise ZeroDivisionError("of our own")

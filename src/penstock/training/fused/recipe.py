@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -39,6 +39,12 @@ class Recipe:
     pace: tuple[int, float] | None = None  # how many trials took a plain step last, and its seconds
     kernels: bool | None = None  # whether a compiled step uses Penstock's own kernels, once that is known
     compiling: tuple[float, float] | None = None  # seconds that compiling took, and the share of a step that it saved
+
+    def of_another_size(self) -> Recipe:
+        """What holds for trials of another batch size too. Their steps are compared and timed by themselves."""
+        ways, refusals = list(self.ways), list(self.refusals)
+        known = replace(self, ways=ways, refusals=refusals, agreed=set(), way=None, size=None)
+        return replace(known, reason="", told=None, pace=None, stepped=False)
 
     @property
     def named(self) -> str:
