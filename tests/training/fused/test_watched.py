@@ -334,7 +334,7 @@ class KeepsModule(Plain):
 
     def loss(self, model, batch, config):
         made = model(batch[0])
-        return F.cross_entropy(made, batch[1]) + F.mse_loss(made, self.target(batch[0]).detach())
+        return F.cross_entropy(made, batch[1]) + F.mse_loss(made, self.target.to(batch[0])(batch[0]).detach())
 
 
 class Told(Plain):

@@ -295,7 +295,7 @@ def _elementwise(func: Any, name: str, in_place: bool, args: Sequence[Any], kwar
         if isinstance(value, Number):
             return value.value.to(_scalar_type(common, value.whole) if not through else torch.float32)
         if name in _CLAMPS and is_number(value):
-            return torch.tensor(value, dtype=torch.float32 if through else common)
+            return torch.tensor(value, dtype=torch.float32 if through else common, device=tensors[0].device)
         if through and isinstance(value, torch.Tensor) and value.dtype == common:
             return value.float()
         return value
