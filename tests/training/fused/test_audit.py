@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import penstock as ps
-from penstock.training.fused import bundle as fused_bundle
+from penstock.training.fused import audit
 from penstock.training.fused.audit import Audits, Differs, Row, changes, holdings, step_alone
 from penstock.training.fused.ways import Native
 from tests.tasks import Blobs
@@ -49,7 +49,7 @@ def test_an_audit_leaves_no_trace(optimizer, monkeypatch):
             return OPTIMIZERS[optimizer](params)
 
     # Rounding is measured at every audit.
-    monkeypatch.setattr(fused_bundle, "compare", lambda start, batch, *_: step_alone(start, batch, 1e-3))
+    monkeypatch.setattr(audit, "compare", lambda start, batch, *_: step_alone(start, batch, 1e-3))
     found = []
     for due in (False, True):
         monkeypatch.setattr(Audits, "due", lambda *_, due=due, **__: due)

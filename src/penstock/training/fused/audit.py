@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,6 +94,21 @@ class Audits:
         if self.left <= 0:
             self.left = random.Random(f"audit {seed}").randint(EVERY // 2, 3 * EVERY // 2)
         return first or self.spent <= COST * (time.perf_counter() - self.since)
+
+
+def audited(
+    audits: Audits, stack: Stack, trial: Training, batch: Any, train: Callable[[], None], now: Callable[[], object]
+) -> None:
+    """Train, and compare what became of one trial with its step alone; unless the rows ``now`` lie in another stack."""
+    with audits.timed():
+        start, before = Row(stack, trial), holdings(stack, trial)
+    train()
+    if now() is stack:
+        with audits.timed():
+            made = changes(before, holdings(stack, trial))
+            alone = audits.attempt(partial(step_alone, start, batch))
+            if alone is not None:
+                compare(start, batch, alone, made)
 
 
 _COPIED = {"param_groups", "state"}  # an optimizer's attributes whose copies are of their own kind

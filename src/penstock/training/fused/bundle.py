@@ -19,10 +19,10 @@ from penstock.training.checkpoint import State
 from penstock.training.copying import copied
 from penstock.training.data import Streams
 from penstock.training.fused.agreement import Alone, agree
-from penstock.training.fused.audit import Audits, Row, changes, compare, holdings, step_alone
+from penstock.training.fused.audit import Audits, audited
 from penstock.training.fused.batches import Batches, full, position_of, shapes_of
 from penstock.training.fused.compiled import FastStep, StepKind, step_kind
-from penstock.training.fused.evaluating import evaluate, step_keys
+from penstock.training.fused.evaluating import evaluate, evaluate_alone, step_keys
 from penstock.training.fused.flat import Room
 from penstock.training.fused.measuring import Measuring, parts
 from penstock.training.fused.optimizers import hooked_step
@@ -185,11 +185,8 @@ class Fused:
         if self._changed and self.stack is not None:
             self.stack.order(sorted(self.trials, key=lambda trial: (trial.place, trial.epoch)))
             if self.recipe.way is not None:
-                self._vary(self.recipe.way)
+                self.recipe.way.vary(self.trials)
             self._changed = False
-
-    def _vary(self, way: Way) -> None:
-        way.vary([trial.model for trial in self.trials], [trial.config for trial in self.trials])
 
     def _batches(self, trials: Sequence[Training]) -> Batches:
         assert self._streams is not None
@@ -199,22 +196,14 @@ class Fused:
     def _train_audited(self, first: int, last: int, batches: Batches) -> None:
         """A step of some rows; where an audit is due, one of their trials takes it alone too."""
         trial = self.trials[first + self._round % (last - first)]
-        batch, audits = batches.own(trial), self.audits
+        batch = batches.own(trial)
+        train = partial(self._train, first, last, batches)
+        kind = () if self.recipe.way is None else self.recipe.way.varying, shapes_of(batch)
         noted = hooked_step(trial.optimizer)  # hooks may count the steps that they see
-        varying = () if self.recipe.way is None else self.recipe.way.varying
-        kind = varying, shapes_of(batch)
-        if noted or not audits.due(kind, trial.seed ^ self._round, fast=bool(self.fast)):
-            self._train(first, last, batches)
-            return
-        with audits.timed():
-            start, before = Row(self._stack, trial), holdings(self._stack, trial)
-        self._train(first, last, batches)
-        if start.stack is self.stack:
-            with audits.timed():
-                made = changes(before, holdings(self._stack, trial))
-                alone = audits.attempt(partial(step_alone, start, batch))
-                if alone is not None:
-                    compare(start, batch, alone, made)
+        if noted or not self.audits.due(kind, trial.seed ^ self._round, fast=bool(self.fast)):
+            train()
+        else:
+            audited(self.audits, self._stack, trial, batch, train, lambda: self.stack)
 
     def _train(self, first: int, last: int, batches: Batches) -> None:
         """A step of some rows. Where memory runs out it is done again with less, from where it began."""
@@ -355,7 +344,7 @@ class Fused:
         def attempt(kind: type[Way]) -> Way:
             way = kind(plain, trial.config)
             way.watch(trial.task)
-            self._vary(way)
+            way.vary(self.trials)
             self._agree(way, first, last, batch, shared, batches)
             return way
 
@@ -383,21 +372,16 @@ class Fused:
     def evaluate(self, trials: Sequence[Training]) -> list[Metrics]:
         """The task's metrics of each trial over the validation data."""
         self._arrange()
-        if self.recipe.alone is None and self.recipe.way is not None:
+        while self.recipe.alone is None and self.recipe.way is not None:
             try:
                 return evaluate(self._stack, self.recipe, trials)
             except torch.OutOfMemoryError:
                 raise
             except Numbered:
-                return self.evaluate(trials)
+                continue
             except Exception as error:
                 self.recipe.measure_alone(first_line(error))
-        return [self._evaluate_alone(trial) for trial in trials]
-
-    def _evaluate_alone(self, trial: Training) -> Metrics:
-        metrics = trial.evaluate()
-        self._stack.take_buffers(trial)
-        return metrics
+        return evaluate_alone(self._stack, trials)
 
     def take_metrics(self, trials: Sequence[Training], metrics: Sequence[Metrics]) -> None:
         """Count a unit of each trial, and keep the weights of every trial that was never better."""

@@ -50,6 +50,15 @@ def evaluate(stack: Stack, recipe: Recipe, trials: Sequence[Training]) -> list[M
     return [made[id(trial)] for trial in trials]
 
 
+def evaluate_alone(stack: Stack, trials: Sequence[Training]) -> list[Metrics]:
+    """The same, one trial after another."""
+    made: list[Metrics] = []
+    for trial in trials:
+        made.append(trial.evaluate())
+        stack.take_buffers(trial)
+    return made
+
+
 def step_keys(way: Way, trials: Sequence[Training], stream: int = 0) -> torch.Tensor | None:
     """The keys of the trials' next step, one row each; None where nothing is drawn."""
     if not way.random[way.template.training]:

@@ -51,7 +51,7 @@ def probe(training: Training, read: Config) -> Probed:
         with own_randomness(), untouched(task), own_attributes(training.model), torch.no_grad():
             way = Native(copied(training.model), training.config)
             way.expect(names)
-            way.vary([training.model], [training.config])
+            way.vary([training])
             params, buffers = (_row(training.model.named_parameters()), _row(training.model.named_buffers()))
             batch = next(iter(training.data.train.batches(0, 0, training.batch_size)))
             valid, _ = next(iter(training.data.valid.all(task.eval_batch_size)))

@@ -181,13 +181,10 @@ class Stack:
 
     def outdated(self) -> bool:
         """Whether a scheduler has rebuilt an optimizer, or trials that were built apart are now alike."""
-        changed = [trial for trial in self.trials if self._looks[id(trial)].changed()]
-        for trial in changed:
-            kind = kind_of(trial)
-            if kind == self.kinds[id(trial)]:
-                continue
-            self.kinds[id(trial)] = kind
-            self._apart = True
+        for trial in [trial for trial in self.trials if self._looks[id(trial)].changed()]:
+            if (kind := kind_of(trial)) != self.kinds[id(trial)]:
+                self.kinds[id(trial)] = kind
+                self._apart = True
         return self._apart and bool(self.trials)
 
     def renew(self, *others: Training) -> None:

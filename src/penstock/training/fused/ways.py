@@ -34,6 +34,7 @@ from penstock.training.fused.stacked import Stacked, Unfusable
 from penstock.training.fused.watching import Drawing, Drew
 from penstock.training.fused.wording import line_of, plainly
 from penstock.training.keeping import may_draw_outside
+from penstock.training.loop import Training
 from penstock.training.random.keyed import Keyed, may_draw, unshared
 from penstock.training.random.mentions import mentions_draws
 from penstock.trial import Config
@@ -80,8 +81,9 @@ class Way(ABC):
         """Look for draws from Python's and numpy's generators at every run, if the task's code may draw from these."""
         self._drawing = Drawing(python=may_draw_outside(task))
 
-    def vary(self, models: Sequence[nn.Module], configs: Sequence[Config]) -> None:
+    def vary(self, trials: Sequence[Training]) -> None:
         """Read from the trials' own modules and configs the values that may differ from trial to trial."""
+        models, configs = [trial.model for trial in trials], [trial.config for trial in trials]
         self._sites, self._made = [], {}
         fixed = []
         own = [dict(model.named_modules()) for model in models]
@@ -209,8 +211,8 @@ class Native(Way):
     def _every(self) -> list[Sequence[float]]:
         return [*super()._every(), *self._own.given.values()]
 
-    def vary(self, models: Sequence[nn.Module], configs: Sequence[Config]) -> None:
-        super().vary(models, configs)
+    def vary(self, trials: Sequence[Training]) -> None:
+        super().vary(trials)
         for module in self._averaging:
             if module.track_running_stats:
                 module.momentum = Cumulative(module)
