@@ -97,6 +97,7 @@ def test_a_study_keeps_numbers_of_numpy_and_torch_as_plain_ones():
     ("settings", "said"),
     [
         (dict(name="-x"), "name must not begin with -, which the command line takes for an option, got '-x'"),
+        (dict(name="profiles.jsonl"), "name must not be 'profiles.jsonl', the file of measurements beside the studies"),
         (dict(name="a\ud800"), r"name must be one folder's name .* got 'a\\ud800'"),
         (dict(dir=3), "dir must be the path of a folder, such as '.penstock', got 3"),
         (dict(dir=None), "dir must be the path of a folder"),

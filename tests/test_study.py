@@ -533,3 +533,14 @@ def test_how_to_resume_says_where_and_how(capsys):
     assert there.endswith("penstock resume s --dir here --on 'ray?idle=30' --workers 2 --mixed-types")
     assert nowhere.endswith("penstock resume s --on simulated --devices 4 --scheduler fifo")
     assert notebook == "Interrupted; go on by running this Study with name='s' again."
+
+
+def test_ctrl_c_while_the_task_is_tried_names_no_study_to_go_on_with(capsys):
+    class Interrupted(Blobs):
+        def loss(self, model, batch, config):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study(Interrupted(), {"lr": ps.uniform(0, 0.1)}, name="early").run()
+    assert not Path(".penstock/early").exists()
+    assert capsys.readouterr().err.splitlines()[-1] == "Interrupted before the study began: nothing is left of it."

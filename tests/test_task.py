@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from asyncio import CancelledError
 from decimal import Decimal
 from functools import partial
 
@@ -182,6 +183,21 @@ def test_sys_exit_in_a_task_fails_its_trial_and_the_others_go_on(sharing, places
 def test_sys_exit_in_every_trial_is_one_message():
     with pytest.raises(ps.TaskError, match=r"^Leaves.loss ended by sys.exit\('no loss'\): return, or raise"):
         study(Leaves(), SPACE | {"where": "loss"}).run()
+
+
+class Unwound(Blobs):
+    def loss(self, model, batch, config):
+        if config["lr"] > 0.1:
+            raise CancelledError
+        return super().loss(model, batch, config)
+
+
+@pytest.mark.parametrize("sharing", ["solo", "fused"])
+def test_an_exception_that_would_unwind_the_driver_fails_its_trial_alone(sharing):
+    space = {"lr": ps.grid([0.1, 0.2])}
+    first, second = study(Unwound(), space, trials=None, algorithm=ps.Grid(budget=1)).run(sharing=sharing).trials
+    assert (first.state, second.state) == ("finished", "failed")
+    assert second.error == "Unwound.loss ended by raising CancelledError: return, or raise an exception."
 
 
 class Gone(Rows):

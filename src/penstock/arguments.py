@@ -79,6 +79,10 @@ def as_name(name: object) -> str | None:
     >>> as_name("digits-1")
     'digits-1'
     """
+    if name == "profiles.jsonl":
+        raise StudyError(
+            "name must not be 'profiles.jsonl', the file of measurements beside the studies: choose another."
+        )
     if name is None or (isinstance(name, str) and re.fullmatch(r"[\w+=@ ][\w.\-+=@ ]*", name)):
         return name
     if isinstance(name, str) and name.startswith("-"):

@@ -35,11 +35,15 @@ def stoppable(interrupt: Callable[[], None]) -> Iterator[None]:
             signal.signal(one, old)
 
 
-def say_how_to_resume(dir: Path, settings: RunSettings, file: str | None) -> None:
+def say_how_to_resume(dir: Path, settings: RunSettings, file: str | None, begun: bool = True) -> None:
     """Print the whole command: `penstock resume` takes up what is tuned from the log, but not where and how it runs.
 
-    A study that was begun without a file, as in a notebook, goes on where it was made.
+    A study that was begun without a file, as in a notebook, goes on where it was made. One that had not begun, because
+    its task was still tried, leaves nothing to go on with.
     """
+    if not begun:
+        say("Interrupted before the study began: nothing is left of it.")
+        return
     if file is None:
         say(f"Interrupted; go on by running this Study with name={dir.name!r} again.")
         return

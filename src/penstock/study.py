@@ -260,7 +260,7 @@ class Study:
                 if reason == "interrupted":
                     raise KeyboardInterrupt
             except KeyboardInterrupt:
-                say_how_to_resume(log.dir, how, settings["file"])
+                say_how_to_resume(log.dir, how, settings["file"], log.begun)
                 raise
             finally:
                 executor.close()
@@ -348,7 +348,7 @@ class Study:
     def _repr_html_(self) -> str:
         from penstock.report.notebook import facts_html
 
-        facts = {"space": str(self.space.describe()), "algorithm": repr(self.algorithm), "metric": self._goal}
+        facts = {"space": self.space.describe(), "algorithm": repr(self.algorithm), "metric": self._goal}
         return facts_html(f"{self.name or 'Study'}: {task_name(self.task)}", facts)
 
     @contextmanager

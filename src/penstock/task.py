@@ -144,21 +144,27 @@ def _uncallable(function: Callable[..., object]) -> str:
 
 
 def _staying(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a task that raises a TaskError where it calls ``sys.exit``: that ends its trial, not the driver."""
+    """A method of a task that raises a TaskError where it calls ``sys.exit``: that ends its trial, not the driver.
+
+    So does any other exception that is meant to pass through a program, such as asyncio's ``CancelledError``.
+    """
 
     @wraps(method)
     def call(self: Task, *arguments: Any, **named: Any) -> Any:
         try:
             return method(self, *arguments, **named)
-        except SystemExit as error:
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
             raise TaskError(left_by_exit(f"{type(self).__name__}.{name}", error)) from None
 
     return call
 
 
-def left_by_exit(what: str, error: SystemExit) -> str:
-    """The message for a user's code that called ``sys.exit``."""
-    return f"{what} ended by sys.exit({shown(error.code)}): return, or raise an exception."
+def left_by_exit(what: str, error: BaseException) -> str:
+    """The message for a user's code that called ``sys.exit``, or raised what is no ``Exception``."""
+    how = f"sys.exit({shown(error.code)})" if isinstance(error, SystemExit) else f"raising {type(error).__name__}"
+    return f"{what} ended by {how}: return, or raise an exception."
 
 
 def _check(task: Task) -> None:

@@ -160,6 +160,15 @@ def test_a_value_that_a_sampler_would_not_write_is_refused():
         study(**settings).run(progress=False)
 
 
+def test_a_long_value_that_a_sampler_would_not_write_is_told_in_brief():
+    settings = dict(sampler=optuna.samplers.NSGAIISampler(population_size=3), trials=9)
+    study(**settings).run(progress=False)
+    rewrite(lambda event: replace(event, value="a text" * 1000) if isinstance(event.value, int) else event)
+    with pytest.raises(StudyError, match="The sampler and the log disagree: it wrote 'a text") as raised:
+        study(**settings).run(progress=False)
+    assert len(str(raised.value)) < 600
+
+
 def _with(optimizer: cmaes.CMA, value: object) -> cmaes.CMA:
     optimizer._more = value
     return optimizer

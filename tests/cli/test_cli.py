@@ -514,6 +514,13 @@ def test_a_page_that_cannot_be_written_is_one_message() -> None:
     assert "Cannot write nowhere/page.html (No such file or directory): choose another place with --out." in said
 
 
+def test_a_page_of_an_empty_log_is_refused_as_by_other_commands() -> None:
+    Path(".penstock/x").mkdir(parents=True)
+    Path(".penstock/x/log.jsonl").touch()
+    assert "holds no event yet" in penstock("report", "x", code=1).stderr
+    assert not Path(".penstock/x/report.html").exists()
+
+
 # dashboard, version, start
 
 

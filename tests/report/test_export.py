@@ -71,10 +71,18 @@ def test_csv_has_no_cell_that_a_spreadsheet_computes(tmp_path: Path) -> None:
     events += [reported(0, 1, 1.0, **{"accuracy": -1.5, "=1+1": 1.0}), Failed(1, 1, "=1+1\nmore", True, 2.0)]
     trials, curves = write_csv(write(tmp_path, "x", iter(events)), tmp_path / "out")
     found = rows(trials)
-    assert [row["config.a"] for row in found] == [f"'{text}" for text in texts]
+    assert [row["config.a"] for row in found] == [f"'{text.lstrip(chr(13))}" for text in texts]
     assert (found[0]["config.rate"], found[0]["config.text"], found[0]["accuracy"]) == ("-0.5", "-0.5", "-1.5")
     assert (found[0]["'=1+1"], found[1]["error"]) == ("1.0", "'=1+1\nmore")
     assert rows(curves)[0]["'=1+1"] == "1.0"
+
+
+def test_csv_has_no_character_that_a_terminal_obeys(tmp_path: Path) -> None:
+    events: list[Event] = [Opened(SETTINGS), Asked(0, {"a": "\x1b[31mred", "\x1bb": "\x1b=1+1"}, 1, "r")]
+    events += [Failed(0, 1, "two\nlines\x07", True, 2.0)]
+    trials, _ = write_csv(write(tmp_path, "x", iter(events)), tmp_path / "out")
+    (row,) = rows(trials)
+    assert (row["config.a"], row["config.b"], row["error"]) == ("[31mred", "'=1+1", "two\nlines")
 
 
 def test_csv_takes_any_text(tmp_path: Path) -> None:

@@ -92,6 +92,6 @@ def test_a_study_shows_its_goal_before_it_runs() -> None:
         lambda trial: None, {"x": ps.choice(["&"])}, metric="loss", mode="min", algorithm=algorithm, trials=2
     )
     assert study._repr_html_() == (
-        "<div><b>Study: &lt;lambda&gt;</b><div>space: {&#x27;x&#x27;: &quot;choice([&#x27;&amp;&#x27;])&quot;}</div>"
+        "<div><b>Study: &lt;lambda&gt;</b><div>space: x = choice([&#x27;&amp;&#x27;])</div>"
         "<div>algorithm: Random(budget=1, concurrency=8)</div><div>metric: loss min</div></div>"
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.log.events import Asked, Devices, Ended, Opened, Placed
 from penstock.log.timeline import Row
-from penstock.report.bars import BARS, colour, stack
+from penstock.report.bars import BARS, colour, divided, stack
 from penstock.report.page import page, study_page
 from penstock.report.timeline import CHART, LANES, SLICES, draw, ticks
 
@@ -91,6 +91,33 @@ def test_bars_never_overlap_nor_leave_their_lane(stays):
         for other, bottom, top in stacked:
             if row.trial < other.trial and row.start < other.end and other.start < row.end:
                 assert high <= bottom + 1e-9 or top <= low + 1e-9
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=15), st.sampled_from([0.0, 0.5, 3.0]))
+def test_the_trials_of_fused_bundles_fill_the_lane_at_every_moment(stays, apart):
+    rows = [Row("a", i, start, start + length, 1 / 512, "fused") for i, (start, length) in enumerate(stays)]
+    pieces = divided(rows, apart)
+    for piece in pieces:
+        beside = [one for one in pieces if one.start <= piece.start < one.end]
+        if piece in beside:  # a stay of no length has no moment
+            places = sorted((one.low, one.high) for one in beside)
+            assert [place[0] for place in places[1:]] == [place[1] for place in places[:-1]]
+            assert (places[0][0], places[-1][1]) == (0.0, 1.0)
+            assert len({one.row.trial for one in beside}) == len(beside)
+    assert {piece.row.trial for piece in pieces} == set(range(len(rows)))
+
+
+def test_a_fused_trial_that_is_alone_has_the_whole_lane_whatever_its_share():
+    rows = [Row("a", 0, 0.0, 10.0, 1 / 512, "fused"), Row("b", 1, 0.0, 10.0, 1.0, "solo")]
+    found = lanes(parsed(rows, there("a", "b")))
+    ((_, top, _, bottom),), ((_, above, _, below),) = (stays(found[name]).values() for name in "ab")
+    assert bottom - top == pytest.approx(below - above)
+    assert bottom - top < 30, "a lane is not made high for a share that no trial is drawn with"
+
+
+def test_a_picture_of_many_fused_trials_is_not_too_large():
+    rows = [Row("a", i, i % 97, i % 97 + 500.0 - i % 89, 1 / 512, "fused") for i in range(2000)]
+    assert len(draw(rows, devices=there("a", until=600.0), until=600.0)) < 10_000_000
 
 
 def test_a_lane_is_hatched_only_while_its_device_is_there():
@@ -215,6 +242,7 @@ def test_a_page_holds_the_figures_the_picture_and_the_best_trials_and_needs_noth
     assert "2 devices · 1 trial · 4.0 s · utilisation 38%" in texts(tree)
     assert '<td class="number">0</td><td>&lt;relu&gt;</td><td class="number">0.1235</td></tr>' in made
     assert '<td class="number">1</td><td></td><td class="number">0.5</td></tr>' in made
+    assert '<th class="number">trial</th><th>act</th><th class="number">loss</th>' in made
     assert "error" not in made
     assert not re.findall(r"src=|href=|@import|<script", made)
     assert set(re.findall(r"https?://[^\"]+", made)) == {"http://www.w3.org/2000/svg"}

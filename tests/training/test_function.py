@@ -177,6 +177,17 @@ def test_an_exit_is_one_trials_end():
     assert result.trials[1].state == "finished"
 
 
+def test_an_exception_that_would_unwind_the_driver_is_one_trials_end():
+    def train(trial):
+        if trial.number == 0:
+            raise GeneratorExit
+        trial.report(1, loss=1.0)
+
+    result = study(train).run(progress=False)
+    assert "The function ended by raising GeneratorExit" in result.trials[0].error
+    assert result.trials[1].state == "finished"
+
+
 def test_an_error_keeps_its_traceback_and_the_study_goes_on():
     def train(trial):
         if trial.number == 0:

@@ -104,16 +104,15 @@ def report(
     dir: Dir = HOME,
 ) -> None:
     """Draw which trial had which device when, and write a page with it."""
-    from penstock.log.history import History
     from penstock.log.ranking import ranked
     from penstock.report.export import writing
     from penstock.report.page import study_page
-    from penstock.report.summary import events_of
+    from penstock.report.summary import events_of, history_of
 
     place = _latest(dir, name)
     with refused(FAILED):
         events = list(events_of(place))
-        best = ranked(History.of(events).trials)[:10]
+        best = ranked(history_of(place).trials)[:10]
         out = out or place / "report.html"
         page = study_page(place.name, events, [{**trial.row(), "state": trial.standing} for trial in best])
         with writing(out):

@@ -137,7 +137,7 @@ class Collecting:
         self._said.add((record.number, lost.file))
         if len(self._said) <= SAID:
             logger.warning(
-                "The state %s of trial %d, after %d units, is gone or damaged. Trial %d %s. Reports are not repeated.",
+                "The state %s of trial %d, after unit %d, is gone or damaged. Trial %d %s. Reports are not repeated.",
                 *(self._states.where(lost.file), lost.trial, lost.unit, record.number, begins),
             )
         elif len(self._said) == SAID + 1:

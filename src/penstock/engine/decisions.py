@@ -16,6 +16,7 @@ from penstock.algorithms.sampling import Search
 from penstock.errors import StudyError
 from penstock.log.events import Asked, Dropped, Event, Failed, Opened, Reported, Wrote, encode
 from penstock.log.history import History
+from penstock.numeric import shown
 from penstock.trial import Later, Report, plain
 
 
@@ -111,8 +112,8 @@ def _agree(decided: Event | None, logged: Event) -> Event:
             return decided  # the log's value is only compared: it may be a pickle, whose reader runs it
         if same:
             raise StudyError(
-                f"The sampler and the log disagree: it wrote {logged.value!r} in {logged.key!r}, and now writes "
-                f"{decided.value!r}. Resume with the sampler and versions the study began with."
+                f"The sampler and the log disagree: it wrote {shown(logged.value)} in {logged.key!r}, and now writes "
+                f"{shown(decided.value)}. Resume with the sampler and versions the study began with."
             )
     elif decided == logged:
         return logged

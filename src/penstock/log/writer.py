@@ -55,6 +55,11 @@ class Log:
     def path(self) -> Path:
         return self._rescued or self.dir / "log.jsonl"
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a line, or may be one: a study without any leaves no trace."""
+        return self._mark.lines > 0 or not self._sure
+
     @classmethod
     def open(cls, dir: Path) -> Log:
         """Take the lock, cut a torn last line and read the events so far into ``past``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 import heapq
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,6 +16,7 @@ from penstock.report.format import clock
 BARS = 16_000  # the most stays that have a bar each: more bars would make the file large, and be too narrow to see
 HALF = 0.5  # pixels: a bar narrower than this is not seen by itself
 MANY = 'class="many"'  # the mark of short stays that are drawn together
+FUSED = "fused"
 CHAR = 6.7  # the width of a character in pixels, about
 
 
@@ -44,6 +46,17 @@ class Lane:
     height: float
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a row's bar: its times, and its place in the lane, from 0 to 1."""
+
+    row: Row
+    start: float
+    end: float
+    low: float
+    high: float
+
+
 def bars(
     rows: Iterable[Row], devices: Mapping[str, Sequence[Span]], lanes: Sequence[Lane], scale: Scale
 ) -> Iterator[str]:
@@ -60,21 +73,83 @@ def bars(
     least = 0.0
     if len(seconds) > BARS:  # rows of equal length all have a bar, or none of them has
         least = max(HALF * scale.pixel, math.nextafter(heapq.nlargest(BARS + 1, seconds)[-1], math.inf))
+    together = sum(row.end - row.start for some in ours.values() for row in some if row.mode == FUSED) / scale.until
+    apart = scale.pixel * max(0.25, (scale.right - scale.left) * together / (2 * BARS))  # it bounds the pieces
     for lane in lanes:
         yield f'<g class="lane"><title>{escape(lane.device)}</title>'
         yield f'<path fill="url(#idle)" d="{_path(devices.get(lane.device, ()), lane, scale)}"/>'
         if short := [(row.start, row.end) for row in ours[lane.device] if row.end - row.start < least]:
             yield f'<path {MANY} d="{_path(union(short, scale.pixel), lane, scale)}"/>'
         long = [row for row in ours[lane.device] if row.end - row.start >= least]
-        yield from (_bar(row, lane, scale, low, high) for row, low, high in stack(long, scale.pixel / 4))
+        for row, low, high in stack([row for row in long if row.mode != FUSED], scale.pixel / 4):
+            yield _bar(Piece(row, row.start, row.end, low, high), lane, scale)
+        for piece in divided([row for row in long if row.mode == FUSED], apart):
+            yield _bar(piece, lane, scale)
         yield "</g>"
+
+
+def divided(rows: Iterable[Row], apart: float = 0.0) -> list[Piece]:
+    """The rows of fused bundles on one device, cut where a trial comes or goes: a bundle has the whole device.
+
+    So the trials of each moment divide the whole lane, whatever share each was placed with. Cuts are at least ``apart``
+    seconds from each other.
+
+    >>> rows = [Row("gpu 0", 0, 0.0, 2.0, 0.1, "fused"), Row("gpu 0", 1, 0.0, 1.0, 0.1, "fused")]
+    >>> [(piece.row.trial, piece.start, piece.low, piece.high) for piece in divided(rows)]
+    [(0, 0.0, 0.0, 0.5), (1, 0.0, 0.5, 1.0), (0, 1.0, 0.0, 1.0)]
+    """
+    rows = sorted(rows, key=lambda row: (row.start, row.trial))
+    cuts: list[float] = []
+    for time in sorted({time for row in rows for time in (row.start, row.end)}):
+        if not cuts or time - cuts[-1] > apart:
+            cuts.append(time)
+    comes: dict[int, list[Row]] = {}
+    goes: dict[Row, int] = {}
+    for row in rows:
+        first, last = bisect_right(cuts, row.start) - 1, bisect_right(cuts, row.end) - 1
+        comes.setdefault(first, []).append(row)
+        goes[row] = max(last, first + 1)
+    cuts += [cuts[-1] + apart] if cuts else []  # a row that begins at the last cut has a piece, too
+    pieces: list[Piece] = []
+    there: dict[Row, tuple[float, float, float]] = {}  # since when, and the place in the lane
+    for i, time in enumerate(cuts):
+        now = [row for row in [*there, *comes.get(i, ())] if goes[row] > i]
+        places = {row: (j / len(now), (j + 1) / len(now)) for j, row in enumerate(now)}
+        for row, (since, low, high) in there.items():
+            if places.get(row) != (low, high):
+                pieces.append(Piece(row, since, time, low, high))
+        there = {
+            row: there[row] if row in there and there[row][1:] == place else (time, *place)
+            for row, place in places.items()
+        }
+    return sorted(pieces, key=lambda piece: (piece.start, piece.low))
+
+
+def least_part(rows: Iterable[Row]) -> float:
+    """The smallest part of a lane that a row has.
+
+    >>> least_part([Row("gpu 0", trial, 0.0, 2.0, 0.1, "fused") for trial in range(4)])
+    0.25
+    """
+    parts = [1.0]
+    ends: dict[str, list[float]] = {}
+    for row in sorted(rows, key=lambda row: row.start):
+        if row.mode != FUSED:
+            parts.append(row.share)
+            continue
+        there = ends.setdefault(row.device, [])
+        while there and there[0] <= row.start:
+            heapq.heappop(there)
+        heapq.heappush(there, row.end)
+        parts.append(1 / len(there))
+    return min(parts)
 
 
 def stack(rows: Iterable[Row], slack: float = 0.0) -> list[tuple[Row, float, float]]:
     """The rows of one device, each with its place in the lane, from 0 to 1: as low as there is room for its share.
 
-    Shares that add up to more than 1, as in a fused bundle that other trials entered, shrink until they fit, together
-    with all rows that overlap them in time. Rows that overlap by no more than ``slack`` seconds do not shrink.
+    Shares that add up to more than 1 shrink until they fit, together with all rows that overlap them in time. Rows that
+    overlap by no more than ``slack`` seconds do not shrink.
 
     >>> rows = [Row("gpu 0", 0, 0.0, 2.0, 0.5, "fused"), Row("gpu 0", 1, 0.0, 2.0, 0.5, "fused")]
     >>> [(low, high) for _, low, high in stack(rows)]
@@ -121,8 +196,9 @@ def _fitted(together: Sequence[tuple[Row, float, float]]) -> list[tuple[Row, flo
     return [(row, low / peak, high / peak) for row, low, high in together]
 
 
-def _bar(row: Row, lane: Lane, scale: Scale, low: float, high: float) -> str:
-    x, width = scale(row.start), max(1.0, scale(row.end) - scale(row.start))
+def _bar(piece: Piece, lane: Lane, scale: Scale) -> str:
+    row, low, high = piece.row, piece.low, piece.high
+    x, width = scale(piece.start), max(1.0, scale(piece.end) - scale(piece.start))
     y, height = lane.top + lane.height * (1 - high), lane.height * (high - low)
     width -= 0.6 if width > 4 else 0.0  # a gap, so that neighbours of like colours can be told apart
     height -= 0.6 if low > 0 and height > 4 else 0.0

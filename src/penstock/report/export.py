@@ -14,6 +14,7 @@ from penstock.errors import StudyError
 from penstock.log.events import Reported
 from penstock.log.history import TrialRecord, apart
 from penstock.log.ranking import ranks
+from penstock.report.format import OBEYED
 from penstock.report.summary import events_of, history_of
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # a formula begins with one of them
@@ -63,18 +64,23 @@ def _csv(rows: list[dict[str, Any]], first: Iterable[str], last: Iterable[str]) 
 
 
 def _cell(one: Any) -> Any:
-    """A value for a cell; before a text that a spreadsheet would take for a formula comes an apostrophe.
+    """A value for a cell, without the characters that a terminal obeys.
 
-    >>> _cell("=1+1"), _cell("-0.5"), _cell(-0.5)
-    ("'=1+1", '-0.5', -0.5)
+    Before a text that a spreadsheet would take for a formula comes an apostrophe.
+
+    >>> _cell("=1+1"), _cell("-0.5"), _cell(-0.5), _cell("\\x1b[2J")
+    ("'=1+1", '-0.5', -0.5, '[2J')
     """
-    if not isinstance(one, str) or not one.startswith(FORMULA):
+    if not isinstance(one, str):
         return one
+    text = one.translate(dict.fromkeys(OBEYED))
+    if not one.startswith(FORMULA) and not text.startswith(FORMULA):
+        return text
     try:
         float(one)
     except ValueError:
-        return f"'{one}"
-    return one
+        return f"'{text}"
+    return text
 
 
 def write_tensorboard(study_dir: Path, out: Path) -> list[Path]:

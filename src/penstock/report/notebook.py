@@ -44,13 +44,16 @@ def _bundle(line: str, done: float | None) -> dict[str, str]:
     return {"text/plain": line, "text/html": f"<div>{bar}{escape(line)}</div>"}
 
 
-def facts_html(title: str, facts: Mapping[str, str]) -> str:
-    """A title and a line for each fact.
+def facts_html(title: str, facts: Mapping[str, str | Mapping[str, str]]) -> str:
+    """A title and a line for each fact; a fact of several parts names each.
 
-    >>> facts_html("Study", {"metric": "a<b"})
-    '<div><b>Study</b><div>metric: a&lt;b</div></div>'
+    >>> facts_html("Study", {"space": {"a<b": "2", "c": "3"}})
+    '<div><b>Study</b><div>space: a&lt;b = 2, c = 3</div></div>'
     """
-    lines = "".join(f"<div>{escape(name)}: {escape(one)}</div>" for name, one in facts.items() if one)
+    said = {
+        k: one if isinstance(one, str) else ", ".join(f"{n} = {v}" for n, v in one.items()) for k, one in facts.items()
+    }
+    lines = "".join(f"<div>{escape(name)}: {escape(one)}</div>" for name, one in said.items() if one)
     return f"<div><b>{escape(title)}</b>{lines}</div>"
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from penstock.log.events import Event
 from penstock.log.history import History
 from penstock.log.timeline import available, timeline
-from penstock.report.format import value
+from penstock.report.format import value, visible
 from penstock.report.timeline import draw, end, figures
 
 STYLE = """
@@ -61,12 +61,18 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     names = dict.fromkeys(name for row in rows for name, one in row.items() if one is not None)
     number = {name: all(isinstance(row.get(name), int | float | None) for row in rows) for name in names}
     side = {name: ' class="number"' if number[name] else "" for name in names}
-    head = "".join(f"<th{side[name]}>{escape(name)}</th>" for name in names)
+    head = "".join(f"<th{side[name]}>{escape(_heading(name, names))}</th>" for name in names)
     body = "\n".join(
         f"<tr>{''.join(f'<td{side[name]}>{_cell(row.get(name))}</td>' for name in names)}</tr>" for row in rows
     )
     return f'<h2>Best trials</h2>\n<div class="wide"><table><tr>{head}</tr>\n{body}\n</table></div>'
 
 
+def _heading(name: str, names: Container[str]) -> str:
+    """A column's name as the command line has it; a parameter with the name of another column stays apart."""
+    plain = {"number": "trial", "device_seconds": "device s"}.get(name, name.removeprefix("config."))
+    return name if plain != name and plain in names else plain
+
+
 def _cell(one: Any) -> str:
-    return "" if one is None else escape(value(one))
+    return "" if one is None else escape(visible(value(one)))

@@ -9,7 +9,7 @@ from html import escape
 
 from penstock.log.events import Event
 from penstock.log.timeline import Row, Span, busy_spans, measure
-from penstock.report.bars import CHAR, MANY, Lane, Scale, bars
+from penstock.report.bars import CHAR, MANY, Lane, Scale, bars, least_part
 from penstock.report.format import clock
 
 WIDTH = 1000.0  # the width of the whole picture in pixels
@@ -57,9 +57,10 @@ def figures(rows: Sequence[Row], devices: Mapping[str, Sequence[Span]], until: f
 def draw(rows: Sequence[Row], *, devices: Mapping[str, Sequence[Span]], until: float) -> str:
     """A self-contained SVG of which trial was on which device when, for light and dark backgrounds alike.
 
-    Trials that share a device divide its lane by their shares (Fluid, figure 5). The time that no trial had of a device
-    is hatched (Fluid, figure 2). ``devices`` says when each device was there. Of many devices the first ``LANES`` are
-    shown, and the picture says how many more there are. The chart and the caption count all devices.
+    Trials that share a device divide its lane by their shares (Fluid, figure 5). Those of a fused bundle, which has the
+    whole device, divide it evenly. The time that no trial had of a device is hatched (Fluid, figure 2). ``devices``
+    says when each device was there. Of many devices the first ``LANES`` are shown, and the picture says how many more
+    there are. The chart and the caption count all devices.
 
     >>> draw([], devices={}, until=0.0).startswith("<svg")
     True
@@ -75,7 +76,7 @@ def draw(rows: Sequence[Row], *, devices: Mapping[str, Sequence[Span]], until: f
         parts.append(f'<text class="dim" x="16" y="{y + 16:g}">No trial has been placed on a device yet.</text>')
         y += 26
     if shown:
-        lanes, bottom = _lanes(shown, nodes, y + CHART + 36, min((row.share for row in rows), default=1.0))
+        lanes, bottom = _lanes(shown, nodes, y + CHART + 36, least_part(rows))
         parts += _chart(rows, devices, scale, y + 16)
         parts += _axis(scale, y + 16, bottom)
         parts += _names(lanes, labels, nodes, scale.left - 10)

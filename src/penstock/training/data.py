@@ -157,7 +157,9 @@ class DatasetSource(Source):
 def _next(reading: Iterator[Any]) -> Any:
     try:
         return next(reading)
-    except SystemExit as error:
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
         raise TaskError(left_by_exit("The dataset", error)) from None
 
 

@@ -138,10 +138,10 @@ class FunctionTraining:
             self.task.function(trial)
         except Paused:
             pass
-        except SystemExit as error:  # it would end the program of its author; in a study it ends one trial
-            self._error = TaskError(left_by_exit("The function", error))
-        except BaseException as error:
+        except (Exception, KeyboardInterrupt) as error:
             self._error = error
+        except BaseException as error:  # sys.exit would end the program of its author; in a study it ends one trial
+            self._error = TaskError(left_by_exit("The function", error))
         self._over = True
         self._turn_of_worker.release()
 
