@@ -6,7 +6,8 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 import penstock as ps
-from penstock.training.data import DataCache, DatasetSource, ReadConfig, TensorSource
+from penstock.training.data import DataCache, DatasetSource, TensorSource
+from penstock.training.reads import ReadConfig
 from tests.tasks import Augmented, Blobs, Rows, blobs
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from penstock.task import task_name
 from penstock.training.checkpoint import check_loadable
 from penstock.training.comparing import compared
 from penstock.training.copying import uncopied
-from penstock.training.data import ABSENT, ReadConfig, handed_out
+from penstock.training.data import handed_out
 from penstock.training.differing import difference
 from penstock.training.fused.numbers import Plain, configs_of, is_number, set_attribute
 from penstock.training.fused.own_numbers import label
@@ -29,6 +29,7 @@ from penstock.training.keeping import look, untouched, written
 from penstock.training.loop import Training, made_model
 from penstock.training.random.generators import position, seed_everything
 from penstock.training.random.keyed import unshared
+from penstock.training.reads import ABSENT, ReadConfig
 from penstock.training.runs.base import out_of_memory
 from penstock.training.signature import attributes, signature
 from penstock.training.spread.parts import Part

@@ -21,6 +21,7 @@ from penstock.seeds import key
 from penstock.task import Task, left_by_exit, task_name
 from penstock.training.comparing import compared
 from penstock.training.random.generators import own_randomness, seed_everything
+from penstock.training.reads import ABSENT, ReadConfig
 from penstock.trial import Config
 
 GATHERED = 2**24  # bytes of shuffled rows that are made at a time
@@ -299,59 +300,6 @@ class DataCache:
                 "is a sample."
             )
         return tuple(tensors)
-
-
-ABSENT = "a value that is not there"
-
-
-class ReadConfig(Config):
-    """A config that remembers which of its values were read.
-
-    >>> config = ReadConfig({"lr": 0.1, "noise": 0.0}); config["noise"]; config.read
-    0.0
-    {'noise': 0.0}
-    """
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.read: Config = {}
-
-    def __getitem__(self, name: str) -> Any:
-        value = super().__getitem__(name)
-        self.read.setdefault(name, value)
-        return value
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if self.__contains__(name) else default
-
-    def __contains__(self, name: object) -> bool:
-        there = super().__contains__(name)
-        self.read.setdefault(str(name), super().__getitem__(str(name)) if there else ABSENT)
-        return there
-
-    def pop(self, name: str, *default: Any) -> Any:
-        self.get(name)
-        return super().pop(name, *default)
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else super().setdefault(name, default)
-
-    def __iter__(self) -> Iterator[str]:
-        for name in super().__iter__():
-            self.get(name)
-        return super().__iter__()
-
-    def keys(self) -> Any:
-        iter(self)
-        return super().keys()
-
-    def values(self) -> Any:
-        iter(self)
-        return super().values()
-
-    def items(self) -> Any:
-        iter(self)
-        return super().items()
 
 
 def _same(one: Any, other: Any) -> bool:

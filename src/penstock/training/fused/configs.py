@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.training.comparing import compared
-from penstock.training.data import ABSENT, ReadConfig
 from penstock.training.fused.numbers import is_number
 from penstock.training.fused.stacked import Unfusable
+from penstock.training.reads import ABSENT, ReadConfig
 from penstock.trial import Config
 
 
