@@ -148,12 +148,11 @@ class Bundling:
             self.room[name] = Room(1.0 - taken.share, self.devices[name].memory - taken.bytes)
         else:
             self.room.pop(name, None)
-        signatures = {self.demands[trial].signature for trial in taken.trials} if len(taken.trials) < 2 else None
-        if signatures is None:
+        if len(taken.trials) > 1:
             return  # trials that share a device have one signature, or a scheduler may mix signatures anyway
         self.kinds.pop(name, None)
-        for signature in signatures:
-            self.kinds[name] = signature
+        for trial in taken.trials:
+            self.kinds[name] = self.demands[trial].signature
 
     # Changing bundles that run
 
