@@ -66,9 +66,9 @@ def optuna_sqlite(trials: int, dir: str) -> None:
 def control() -> list[Row]:
     with tempfile.TemporaryDirectory() as dir:
         trivial_study(50, dir).run(progress=False)
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         result = trivial_study(2000, dir).run(progress=False)
-        ours = time.perf_counter() - began
+        ours, used = time.perf_counter() - began, time.process_time() - used
         began = time.perf_counter()
         optuna_sqlite(100, dir)
         theirs = time.perf_counter() - began
@@ -76,6 +76,7 @@ def control() -> list[Row]:
     ratio = (2000 / ours) / (100 / theirs)
     return [
         row("control plane", "reports a second", reports / ours, "at least 1,000", reports / ours >= 1000),
+        row("", "CPU microseconds a report", 1e6 * used / reports),  # other programs weigh less on it
         row("", "trials a second", 2000 / ours),
         row("", "Optuna with SQLite, trials a second", 100 / theirs),
         row("", "ratio", ratio, "at least 20", ratio >= 20),

@@ -118,6 +118,23 @@ def test_a_scheduler_is_shown_what_is_left_to_do(engine):
     assert view.devices.keys() == {"gpu 0", "gpu 1"}
 
 
+def test_a_view_is_one_instant_however_long_a_scheduler_looks_at_it(engine):
+    one = engine(devices=2)
+    one.ask(0, budget=4)
+    one.placing.place()
+    for one.now in (10.0, 20.0):
+        one.history.trials[0].reported += 1
+        one.placing.pace.reported(0, 1.0, one.now)
+    one.now = 22.5
+    view = one.placing.view()
+    one.now = 25.0
+    holding = view.running[0]
+    one.now = 27.5
+    assert view.running[0] is holding, "it is made once"
+    assert holding.done == pytest.approx(0.25), "by the clock when the view was made"
+    assert one.placing.view().running[0].done == pytest.approx(0.75)
+
+
 def test_nothing_is_decided_where_nothing_changed(engine):
     one = engine()
     one.placing.place()

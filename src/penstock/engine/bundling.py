@@ -48,7 +48,7 @@ class Bundling:
         self._place, self._clock, self._pace = place, clock, pace
         self.devices: dict[str, Device] = {}
         self.running: dict[int, Place] = {}
-        self.demands: dict[int, Demand] = {}  # the demands of running trials, as they were at the start
+        self.demands: dict[int, Demand] = {}  # the demands of running trials; their units may have been trained since
         self.assigned: dict[int, Assignment] = {}
         self.room: dict[str, Room] = {}  # the room on devices that are not full
         self.kinds: dict[str, str] = {}  # the signature of the trials on each device
@@ -67,6 +67,13 @@ class Bundling:
             self._taken.setdefault(name, _Taken())
         for name in self._taken:
             self._account(name)
+
+    def demand(self, trial: int, units: int) -> Demand:
+        """The demand of a running trial that has so many units left; it is kept until that number changes."""
+        demand = self.demands[trial]
+        if demand.units != units:
+            demand = self.demands[trial] = replace(demand, units=units)
+        return demand
 
     def on(self, device: str) -> dict[int, Assignment]:
         """The trials that have a part of a device."""
@@ -148,12 +155,11 @@ class Bundling:
             self.room[name] = Room(1.0 - taken.share, self.devices[name].memory - taken.bytes)
         else:
             self.room.pop(name, None)
-        signatures = {self.demands[trial].signature for trial in taken.trials} if len(taken.trials) < 2 else None
-        if signatures is None:
+        if len(taken.trials) > 1:
             return  # trials that share a device have one signature, or a scheduler may mix signatures anyway
         self.kinds.pop(name, None)
-        for signature in signatures:
-            self.kinds[name] = signature
+        for trial in taken.trials:
+            self.kinds[name] = self.demands[trial].signature
 
     # Changing bundles that run
 

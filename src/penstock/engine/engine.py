@@ -157,10 +157,11 @@ class Engine:
         if self.watch is not None:
             self.history.clock = self.clock()
             self.watch(self.history)
-        reasons_to_look, look = [soonest(self.limits, self.clock())], self.log.look()
-        if not self.executor.virtual:  # by the machine's clock, no step of a virtual one is too long to wait
-            reasons_to_look += [self.log.tick(), look, None if self.watch is None else WATCH, LONGEST]
-        return Wanted(min((s for s in reasons_to_look if s is not None), default=None))
+        limit, look = soonest(self.limits, self.clock()) if self.limits else None, self.log.look()
+        if self.executor.virtual:  # by the machine's clock, no step of a virtual one is too long to wait
+            return Wanted(limit)
+        reasons_to_look = (limit, self.log.tick(), look, None if self.watch is None else WATCH, LONGEST)
+        return Wanted(min([seconds for seconds in reasons_to_look if seconds is not None]))
 
     def take(self, batch: Sequence[ExecutorEvent]) -> bool:
         """Log and apply this study's events of a batch, in their order; says whether there are any."""
@@ -181,6 +182,8 @@ class Engine:
     def _reason(self) -> str | None:
         if self.interrupted:
             return "interrupted"
+        if not self.limits:
+            return None
         clock = self.clock()
         return next((limit.reason for limit in self.limits if limit.reached(self.history, clock)), None)
 

@@ -79,9 +79,10 @@ class Queue:
         if not self._new:
             return
         self._largest = max(device.memory for device in devices)
-        next_ones = islice(self._new, AHEAD * len(devices))
-        first = list(dict.fromkeys([*(trial for trial in also if trial in self._new), *next_ones]))
-        for trial in self.descriptions.learn(self.history.trials[trial] for trial in first):
+        first = list(islice(self._new, AHEAD * len(devices)))
+        if also:
+            first = list(dict.fromkeys([*(trial for trial in also if trial in self._new), *first]))
+        for trial in self.descriptions.learn([self.history.trials[trial] for trial in first]):
             self.pace.know(trial, self.descriptions.of(trial).signature or "")
         for trial in first:
             del self._new[trial]

@@ -6,6 +6,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeVar
 
 from penstock.bundle import Device
@@ -235,10 +236,12 @@ def largest_remainder(total: int, weights: Mapping[K, float]) -> dict[K, int]:
 
 def refuse_impossible(view: View, demands: Iterable[Demand]) -> None:
     """Raise for a trial that can never run: there are no devices, or it takes more bytes than any device has."""
-    largest = -1
-    for demand in demands:
-        if largest < 0:  # the devices are looked at only where there is a trial
-            largest = max((device.memory for device in view.devices.values()), default=-1)
+    if not (asked := list(demands)):
+        return  # the devices are looked at only where there is a trial
+    largest = max((device.memory for device in view.devices.values()), default=-1)
+    if max(map(attrgetter("bytes"), asked)) <= largest:
+        return
+    for demand in asked:
         if largest < 0:
             raise StudyError(
                 f"trial {demand.trial} waits on a cluster of no devices: at least one is needed; add a device, or run "

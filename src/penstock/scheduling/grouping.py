@@ -71,7 +71,7 @@ def _for_each(
     scheduler: Scheduler, view: View, demands: Sequence[Demand], waiting: int, speed: Speed
 ) -> list[Assignment]:
     refuse_impossible(view, demands)
-    if len(view.devices) == 1 and not view.running and not any(one.signature and _kind(one, speed) for one in demands):
+    if len(view.devices) == 1 and not view.running and not _any_shares(demands, speed):
         return _next_alone(scheduler, view, demands, speed)
     parts = _parts(view, demands, speed)
     patience = waiting + len(view.running)
@@ -85,6 +85,12 @@ def _for_each(
             policy = scheduler if speed.shared(early[0].trial) else _spread
             made += policy(_seen(view, part), early, speed)
     return made
+
+
+def _any_shares(demands: Sequence[Demand], speed: Speed) -> bool:
+    """Whether any of these trials can share a device."""
+    signed = filter(attrgetter("signature"), demands)  # mostly all or none, and then it is quick
+    return any(_kind(demand, speed) for demand in signed)
 
 
 def _next_alone(scheduler: Scheduler, view: View, demands: Sequence[Demand], speed: Speed) -> list[Assignment]:

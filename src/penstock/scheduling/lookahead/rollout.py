@@ -221,6 +221,8 @@ class _Rollout:
         for run in heapq.nlargest(SPREADING, runs, key=attrgetter("end")):
             if not self.empty:
                 break
+            if run.job.options[-1].share <= run.share:
+                continue  # the trial has no wider option
             rest = run.end - self.now
             unit = run.job.unit * run.seconds / run.job.runtime if run.job.runtime else 0.0
             if rest < WORTH * unit:
