@@ -16,6 +16,8 @@ from penstock.training.fused import measuring
 from tests.studies import log, studies
 from tests.tasks import Augmented, Blobs, Noisy
 
+pytestmark = pytest.mark.usefixtures("long_enough")
+
 SPACE = {"lr": ps.loguniform(1e-3, 0.5), "dropout": ps.uniform(0, 0.5)}
 
 
