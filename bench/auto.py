@@ -151,18 +151,16 @@ def compare(name: str, steps: int, pairs: int, clock: Clock) -> dict[str, Any]:
     for pair in range(pairs + 1):
         with tempfile.TemporaryDirectory() as folder:
             alone, fresh = Path(folder) / "solo", Path(folder) / "auto"
-            runs = {
-                "solo": lambda alone=alone: run(name, steps, "solo", alone, "solo", clock)[0],
-                "cold": lambda fresh=fresh: run(name, steps, "auto", fresh, "cold", clock),
-            }
-            order = ["solo", "cold"] if pair % 2 else ["cold", "solo"]
-            took: dict[str, Any] = {which: runs[which]() for which in order}
+            took: dict[str, tuple[float, str]] = {}
+            for sharing in ("solo", "auto") if pair % 2 else ("auto", "solo"):
+                dir = alone if sharing == "solo" else fresh
+                took[sharing] = run(name, steps, sharing, dir, "cold", clock)
             second, mode = run(name, steps, "auto", fresh, "warm", clock)
         if pair:
-            solo.append(took["solo"])
-            cold.append(took["cold"][0] / took["solo"])
-            warm.append(second / took["solo"])
-            modes[f"{took['cold'][1]}/{mode}"] += 1
+            solo.append(took["solo"][0])
+            cold.append(took["auto"][0] / solo[-1])
+            warm.append(second / solo[-1])
+            modes[f"{took['auto'][1]}/{mode}"] += 1
     return {
         "bench": "auto",
         "task": name,

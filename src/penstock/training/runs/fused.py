@@ -223,7 +223,8 @@ class FusedRun(Run):
         yield member.stopped()
 
     def _stop(self, member: FusedMember) -> TrialStopped:
-        kept = self.dissolving and self.worker.keep_begun(replace(member.placement, state=member.state), member.training)
+        where = replace(member.placement, state=member.state)
+        kept = self.dissolving and self.worker.keep_begun(where, member.training)
         if any(member.training is trial for trial in self.fused.trials):
             if member.moved and not kept:
                 self._save(member)
