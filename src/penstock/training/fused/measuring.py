@@ -14,8 +14,8 @@ from statistics import median
 from penstock.speed.sizes import best_size, marginal_benefit, most
 
 ALONE = 5  # steps of the first trial alone
-REPEATS = 4  # times that a size is timed, the first one included
-CLEAR = 1.5  # a size whose trials are so many times slower than alone, twice over, needs no further times
+REPEATS = 4  # times that a size is timed, the first one included; nothing follows from fewer
+UNLIKELY = 3.0  # trials that are so many times slower together than alone: another program had the machine meanwhile
 LOST, LOSS = 10, 0.02  # steps alone, or the part of the certain steps, that may be lost on sizes that do not pay
 LARGEST = 512  # trials in a bundle: larger ones were never seen to gain
 
@@ -58,19 +58,20 @@ class Measuring:
         return self._by(median)
 
     def _by(self, choose: Callable[[Sequence[float]], float]) -> dict[int, float]:
-        return {size: choose(times[1:] or times) for size, times in self._times.items()}
+        known = {size: times for size, times in self._times.items() if size == 1 or len(times) >= REPEATS}
+        return {size: choose(times[1:] or times) for size, times in known.items()}
 
     @property
     def checking(self) -> float:
         """The seconds by which the first step together was longer than its repeats: it has found and checked a way."""
-        times = next((times for size, times in self._times.items() if size > 1), [0.0])
+        times = next((times for size, times in self._times.items() if size > 1), [0.0])  # the first that was timed
         return max(0.0, times[0] - median(times[1:] or times))
 
     @property
     def lost(self) -> float:
-        """The seconds by which the timed steps were longer than the same steps of trials alone."""
-        alone = self.seconds.get(1, 0.0)
-        return sum(max(0.0, sum(times[1:]) - len(times[1:]) * size * alone) for size, times in self._times.items())
+        """The seconds by which the timed steps were longer than the same steps of trials alone, at the least."""
+        alone, known = self.seconds.get(1, 0.0), {s: t[1:] for s, t in self._times.items() if len(t) >= REPEATS}
+        return sum(len(times) * max(0.0, min(times) - size * alone) for size, times in known.items())
 
     @property
     def cut_short(self) -> bool:
@@ -81,7 +82,10 @@ class Measuring:
     def steady(self) -> bool:
         """Whether the least and the greatest times tell about the same as the medians: what noise tells is not kept."""
         chosen = [best_size(self._by(choose), self.ceiling) for choose in (min, median, max)]
-        return (min(chosen) > 1 or max(chosen) == 1) and max(chosen) <= 2 * min(chosen)
+        alike = (min(chosen) > 1 or max(chosen) == 1) and max(chosen) <= 2 * min(chosen)
+        seconds = self.seconds
+        likely = all(t <= UNLIKELY * size * seconds[1] for size, t in seconds.items() if 1 in seconds)
+        return alike and likely and len(seconds) > 1
 
     @property
     def done(self) -> bool:
@@ -101,10 +105,7 @@ class Measuring:
         return None
 
     def _enough(self, size: int) -> bool:
-        times, alone = self._times.get(size, []), self.seconds.get(1, 0.0)
-        if len(times) >= REPEATS:
-            return True
-        return len(times) > 1 and 0 < CLEAR * size * alone < min(times)
+        return len(self._times.get(size, [])) >= REPEATS
 
     def _hopeless(self) -> bool:
         """Whether two doublings in a row have made each trial's step slower."""
