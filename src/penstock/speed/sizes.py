@@ -13,8 +13,8 @@ FIXED_SIZE = 16
 LARGEST = 512
 """The most trials of any bundle: larger bundles were never seen to gain."""
 
-TRYING = 30
-"""Steps of a trial alone that trying to fuse costs at least: the check of a way, and the timing of sizes."""
+TRYING = 48
+"""Steps of a trial alone that trying to fuse in vain was seen to cost: the check of a way, and the timing of sizes."""
 CHECKING = 20
 """How many of these the check costs, which every process makes again."""
 REPAID = 0.04
@@ -28,7 +28,7 @@ def steps_to_try(cost: float | None) -> float:
     that were asked for, whether they are trained already or not. Without a known cost the bound is a plain number.
 
     >>> steps_to_try(None), steps_to_try(70)
-    (750.0, 2000.0)
+    (1200.0, 2450.0)
     """
     return (TRYING if cost is None else cost + TRYING - CHECKING) / REPAID
 
