@@ -50,3 +50,12 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def long_enough(monkeypatch):
+    """Let studies of a few steps fuse, which would not repay the attempt."""
+    from penstock.speed import model
+
+    monkeypatch.setattr(model, "steps_to_try", lambda cost: 0)
+    monkeypatch.setattr(model, "steps_to_check", lambda cost, sharing, trials: 0)

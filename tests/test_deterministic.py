@@ -56,6 +56,7 @@ def test_other_measurements_change_nothing(measured):
     assert not any(e.table for e in log(dir="one") if isinstance(e, Measured))
 
 
+@pytest.mark.usefixtures("long_enough")
 def test_without_it_they_do(measured):
     measured(2)
     study(dir="one").run(progress=False)

@@ -125,6 +125,7 @@ class Description:
     it takes, and ``beside`` the memory that it should have beside other trials, where that is more. Trials of one
     ``signature`` can be fused; without a signature the trial trains solo, and ``reason`` says why. ``unlike`` names the
     part in which the signature differs from another that the worker has seen, and has a clause with both values.
+    ``steps`` is how many a unit has, 0 where that is unknown.
     """
 
     metrics: tuple[str, ...] | None = None
@@ -134,6 +135,7 @@ class Description:
     batch_size: int = 1
     beside: int = 0
     unlike: tuple[str, str] = ("", "")
+    steps: int = 0
 
 
 @dataclass(frozen=True)

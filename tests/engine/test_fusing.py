@@ -40,6 +40,8 @@ from penstock.training.worker import Worker
 from tests.studies import log, studies
 from tests.tasks import Blobs, trivial
 
+pytestmark = pytest.mark.usefixtures("long_enough")
+
 SPACE = {"lr": ps.loguniform(1e-3, 0.5), "rate": ps.uniform(0, 0.5)}
 
 

@@ -16,6 +16,8 @@ from penstock.training.fused import measuring
 from tests.studies import log, studies
 from tests.tasks import Augmented, Blobs, Noisy
 
+pytestmark = pytest.mark.usefixtures("long_enough")
+
 SPACE = {"lr": ps.loguniform(1e-3, 0.5), "dropout": ps.uniform(0, 0.5)}
 
 
@@ -162,7 +164,9 @@ class Closes(Exact):
     ids=lambda value: type(value).__name__ if isinstance(value, ps.Task) else "",
 )
 @pytest.mark.parametrize("sharing", ["auto", "fused"])
-def test_what_cannot_be_fused_trains_solo_and_says_why(task, reason, sharing):
+def test_what_cannot_be_fused_trains_solo_and_says_why(task, reason, sharing, monkeypatch):
+    took = measuring.Measuring.took  # fusing would pay, so that a step which cannot be fused comes
+    monkeypatch.setattr(measuring.Measuring, "took", lambda self, size, seconds, bytes: took(self, size, 1.0, bytes))
     settings = {"algorithm": ps.Random(budget=2), "trials": 3}
     with pytest.warns(ps.SoloWarning, match=reason):
         found = study(task, **settings).run(progress=False, sharing=sharing)

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.speed.curve import Curve
-from penstock.speed.model import UNKNOWN, SpeedModel
+from penstock.speed.model import SIZES, UNKNOWN, SpeedModel
 from penstock.speed.sizes import LARGEST, UNKNOWN_SIZE
 
 
@@ -251,3 +251,71 @@ def test_a_trial_that_moved_to_another_type_compares_with_nothing_there():
     made.observed(1, "k80", 1 / 2, 13.0)
     assert made.curve("k80", 0).sharing == pytest.approx((1, 1.2))
     assert made.curve("h200", 0).sharing == (1, 1.1)
+
+
+# Whether an attempt to fuse is repaid
+
+
+def asked(*steps, sharing="measured"):
+    """A model that knows trials of one signature, each asked for so many steps."""
+    model = SpeedModel(sharing)
+    for trial, count in enumerate(steps):
+        model.know(trial, "a")
+        model.asked(trial, count)
+    return model
+
+
+@pytest.mark.parametrize(("steps", "size"), [(599, 1), (600, None)])
+def test_trials_share_no_device_before_their_steps_repay_an_attempt(steps, size):
+    model = asked(steps, steps)
+    speed = model.speed(["gpu"])
+    assert model.size("a", "gpu") == size
+    assert speed.curve(0).most == (1 if size == 1 else UNKNOWN_SIZE)
+    assert speed.shared(0) is (size == 1), "there is nothing to measure"
+
+
+def test_steps_that_are_trained_already_count_and_none_counts_twice():
+    model = asked(500, 500)
+    model.asked(0, 500)
+    assert model.size("a", "gpu") == 1
+    model.asked(0, 700)
+    assert model.size("a", "gpu") is None
+
+
+def test_steps_that_nobody_knows_say_nothing_against_sharing():
+    assert asked(0, 0).size("a", "gpu") is None
+    assert asked(0, 0).unrepaid("a", "gpu") == ""
+
+
+@pytest.mark.parametrize("sharing", ["forced", "fixed"])
+def test_sharing_that_is_not_measured_needs_no_steps(sharing):
+    assert asked(1, 1, sharing=sharing).size("a", "gpu") == SIZES[sharing]
+
+
+def test_a_check_that_costs_more_needs_more_steps():
+    model = asked(600, 600)
+    model.checked("a", "gpu", {0: 70.0, 1: 1.0})
+    assert model.size("a", "gpu") == 1
+    assert model.unrepaid("a", "gpu") == "1200 steps of 2 trials do not repay an attempt to fuse before 2450"
+    assert model.size("a", "cpu") is None, "the cost there is unknown"
+
+
+@pytest.mark.parametrize(("trials", "steps", "size"), [(4, 19, 1), (4, 20, 4), (2, 40, 1), (2, 80, 4)])
+def test_where_sharing_is_known_to_pay_its_gain_repays_the_check(trials, steps, size):
+    model = asked(*[steps] * trials)
+    model.checked("a", "gpu", {0: 2.0, 1: 0.1})
+    model.shared("a", "gpu", {1: 0.1, 2: 0.15, 4: 0.2}, 4, recalled=True)
+    assert model.size("a", "gpu") == size
+
+
+def test_what_was_measured_in_this_study_is_paid_for():
+    model = asked(1, 1)
+    model.shared("a", "gpu", {1: 1.0, 2: 1.0}, 8)
+    assert model.size("a", "gpu") == 8
+
+
+def test_a_trial_of_another_config_takes_its_steps_along():
+    model = asked(600, 600)
+    model.know(0, "b")
+    model.asked(0, 600)
+    assert (model.size("a", "gpu"), model.size("b", "gpu")) == (1, 1)

@@ -110,6 +110,10 @@ class Pace:
         self.model.know(trial, signature)
         self._recall(signature)
 
+    def asked(self, trial: int, steps: int) -> None:
+        """Note how many steps a trial was asked for in all: whether fusing repays its cost depends on that."""
+        self.model.asked(trial, steps)
+
     def _recall(self, signature: str) -> None:
         if self.shelf is None or not signature:
             return
@@ -119,7 +123,9 @@ class Pace:
             self._recalled.add((signature, type))
             sharing = self.shelf.get(signature, device, "sharing")
             if sharing is not None and self.model.sharing == "measured":
-                self.model.shared(signature, type, sharing.table, sharing.size)
+                self.model.shared(signature, type, sharing.table, sharing.size, recalled=True)
+            if (trying := self.shelf.get(signature, device, "trying")) is not None:
+                self.model.checked(signature, type, trying.table)
             if (scaling := self.shelf.get(signature, device, "scaling")) is not None:
                 self.model.spread(signature, type, scaling.table)
             if (unit := self.shelf.get(signature, device, "unit")) is not None:
@@ -131,6 +137,10 @@ class Pace:
     def size(self, signature: str, device: str) -> int | None:
         """The most trials of a bundle on a device, or None where the bundle has to measure this."""
         return self.model.size(signature, self._devices[device].type)
+
+    def unrepaid(self, signature: str, device: str) -> str:
+        """Why trials that could be fused are placed solo, where too few steps were asked for; else nothing."""
+        return self.model.unrepaid(signature, self._devices[device].type)
 
     def reason(self, signature: str, device: str) -> str:
         """The reason for a bundle's size, in words for the user."""
@@ -144,12 +154,15 @@ class Pace:
         return "" if known is None else f"measured before: {known.reason.removeprefix('measured before: ')}"
 
     def measured(self, event: Measured) -> list[str]:
-        """Take a worker's measurement of sharing or spreading; gives notes on values that were smoothed or cut."""
+        """Take a worker's measurement; gives notes on values that were smoothed or cut."""
         device = self._devices[event.device]
         if self.shelf is not None:
             self.shelf.measured(event, device)
         if event.kind == "scaling":
             return self.model.spread(event.signature, device.type, event.table)
+        if event.kind == "trying":
+            self.model.checked(event.signature, device.type, event.table)
+            return []
         self._reasons[event.signature, device.type] = event.reason
         return self.model.shared(event.signature, device.type, event.table, event.size)
 

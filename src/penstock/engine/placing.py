@@ -87,6 +87,7 @@ class Placing:
         self.running = self.bundling.running  # the bundle of each trial that runs
         self.elastic = Elastic(self, growing or Growing(), spreads=spreads)
         self.changed = True
+        self._unrepaid: set[str] = set()  # signatures whose trials were said to be too short to fuse
         self._cut_off: dict[int, Turn] = {}  # trials that ran when the last driver ended, until they are placed
 
     @property
@@ -133,12 +134,12 @@ class Placing:
         self.look()
 
     def measured(self, event: Measured) -> list[str]:
-        """Take a worker's measurement of sharing or spreading; gives notes on values that were smoothed or cut."""
+        """Take a worker's measurement; gives notes on values that were smoothed or cut."""
         said = self.pace.measured(event)
         self.changed = True
         if event.kind == "scaling":
             self.elastic.settle(event.signature)
-        else:
+        elif event.kind == "sharing":
             if event.way == "solo" and event.size == 1:
                 self.descriptions.failed(event.signature, event.reason)
             size = self.pace.size(event.signature, event.device)
@@ -293,6 +294,7 @@ class Placing:
             mode: BundleMode = "solo" if len(one.devices) == 1 else "distributed"
             place = self.bundling.make(one.devices, mode, signature if mode == "distributed" else "")
             place.size = 1
+            self._tell_unrepaid(signature, one.devices[0])
             if one.measure:
                 place.measure, few = True, self.descriptions.of(one.trial).batch_size
                 place.reason = f"a batch of {few} has no more parts" if few == len(one.devices) else ""
@@ -305,6 +307,12 @@ class Placing:
             place.size = self._size(one)
             place.reason = self.pace.reason(signature, one.devices[0])
         return place
+
+    def _tell_unrepaid(self, signature: str, device: str) -> None:
+        """Log once why trials of a signature are not fused, where their steps would not repay it."""
+        if signature not in self._unrepaid and (said := self.pace.unrepaid(signature, device)):
+            self._unrepaid.add(signature)
+            self.log(events.Measured(signature, device, "sharing", {}, 1, said, "solo", self.clock()))
 
     def _begin(self, place: Place, one: Assignment) -> bool:
         """Log that a trial enters a bundle, and enter it; False where the trial's state is gone for good."""

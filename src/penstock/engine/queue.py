@@ -86,6 +86,7 @@ class Queue:
             self.pace.know(trial, self.descriptions.of(trial).signature or "")
         for trial in first:
             del self._new[trial]
+            self.pace.asked(trial, self.history.trials[trial].granted * self.descriptions.of(trial).steps)
             self.waiting[trial] = self._described(self.waiting[trial])
 
     def _described(self, demand: Demand) -> Demand:

@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Literal
 
 from penstock.speed.curve import Curve, measured
-from penstock.speed.sizes import FIXED_SIZE, LARGEST, UNKNOWN_SIZE
+from penstock.speed.sizes import FIXED_SIZE, LARGEST, UNKNOWN_SIZE, steps_to_check, steps_to_try
 
 Sharing = Literal["never", "measured", "forced", "fixed"]
 """Whether trials of one signature share a device: never, as many as pay by measurement, all, or a fixed number."""
@@ -65,7 +65,8 @@ class _Mean:
 class _Kind:
     """The measurements of a signature on a device type: its curve, and the mean seconds of a unit of its trials alone.
 
-    ``size`` is the most trials of a bundle, None before it is measured.
+    ``size`` is the most trials of a bundle, None before it is measured. ``checking`` is how many steps alone the check
+    before a first step together costs, where that is known. ``tried`` says that it was made in this study.
     """
 
     curve: Curve
@@ -73,6 +74,8 @@ class _Kind:
     scaling: dict[int, _Mean] = field(default_factory=dict)
     size: int | None = None
     unit: _Mean = field(default_factory=_Mean)
+    checking: float | None = None
+    tried: bool = False
 
 
 @dataclass
@@ -98,29 +101,51 @@ class SpeedModel:
     A curve belongs to a signature on a device type. Trials of one task that differ in their hyperparameters alone react
     alike to sharing and spreading (Fluid §4.2.2), however long their own units take; another device type has other
     curves. A signature without a measured bundle is taken to share for free, up to ``UNKNOWN_SIZE``: its first bundle
-    measures itself, on steps that count as training (invariant 7). ``spreads`` says whether a trial may have several
-    devices.
+    measures itself, on steps that count as training (invariant 7). As long as too few steps were asked for to repay
+    that, its trials share no device (invariant 8). ``spreads`` says whether a trial may have several devices.
     """
 
     def __init__(self, sharing: Sharing = "measured", *, spreads: bool = True) -> None:
         self.sharing, self.spreads = sharing, spreads
         self._signatures: dict[int, str] = {}  # by trial
+        self._asked: dict[str, dict[int, int]] = {}  # by signature and trial: the steps that were asked for in all
+        self._steps: defaultdict[str, int] = defaultdict(int)  # their sums
         self._types: defaultdict[str, _Type] = defaultdict(_Type)
         self._all = _Mean()
         self._start, self._stop = _Mean(), _Mean()
 
     def know(self, trial: int, signature: str) -> None:
         """Note the signature of a trial's config. Times seen with an earlier config are forgotten."""
+        before = self._signatures.get(trial, "")
+        if before != signature:
+            self._steps[before] -= self._asked.get(before, {}).pop(trial, 0)
         self._signatures[trial] = signature
         for one in self._types.values():
             one.seen.pop(trial, None)
 
-    def shared(self, signature: str, type: str, table: Mapping[int, float], size: int) -> list[str]:
+    def asked(self, trial: int, steps: int) -> None:
+        """Note how many steps a trial was asked for in all, the trained ones included."""
+        signature = self._signatures.get(trial, "")
+        if signature and steps > 0:
+            known = self._asked.setdefault(signature, {})
+            self._steps[signature] += steps - known.get(trial, 0)
+            known[trial] = steps
+
+    def checked(self, signature: str, type: str, table: Mapping[int, float]) -> None:
+        """Take the cost of a check: its seconds at 0, and those of a step alone at 1."""
+        if table[1] > 0:
+            self._kind(self._types[type], signature).checking = table[0] / table[1]
+
+    def shared(
+        self, signature: str, type: str, table: Mapping[int, float], size: int, *, recalled: bool = False
+    ) -> list[str]:
         """Take a measurement of bundles: step seconds by size, and the largest size; says what was smoothed.
 
-        Without a table only the size is known: memory ran out, or the trials cannot be fused.
+        Without a table only the size is known: memory ran out, or the trials cannot be fused. A measurement that is
+        ``recalled`` is an earlier study's: the way has yet to be checked here.
         """
         kind = self._kind(self._types[type], signature)
+        kind.tried = kind.tried or not recalled
         if table:
             kind.sharing = _relative(table)
         kind.size = size
@@ -134,7 +159,7 @@ class SpeedModel:
 
     def size(self, signature: str, type: str) -> int | None:
         """The most trials of a bundle of a signature, or None where its first bundle has to measure this."""
-        if self.sharing == "never" or not signature:
+        if self.sharing == "never" or not signature or not self._repaid(self._types[type], signature):
             return 1
         known = self._kind(self._types[type], signature).size
         return SIZES.get(self.sharing) if known is None else known
@@ -227,7 +252,34 @@ class SpeedModel:
 
     def _curve(self, here: _Type, trial: int) -> Curve:
         signature = self._signatures.get(trial, "")
-        return self._kind(here, signature).curve if signature else _ALONE
+        if not signature:
+            return _ALONE
+        curve = self._kind(here, signature).curve
+        return curve if self._repaid(here, signature) else replace(curve, sharing=_ALONE.sharing)
+
+    def _repaid(self, here: _Type, signature: str) -> bool:
+        """Whether enough steps were asked for to repay an attempt to fuse, or the check of a way that is known to pay.
+
+        Steps that are unknown say nothing against it. An attempt that was made in this study has been paid for.
+        """
+        return self._steps[signature] >= self._needed(here, signature)
+
+    def _needed(self, here: _Type, signature: str) -> float:
+        kind, asked = self._kind(here, signature), self._asked.get(signature)
+        if self.sharing != "measured" or asked is None or kind.tried or kind.size == 1:
+            return 0.0
+        if kind.size is None:
+            return steps_to_try(kind.checking)
+        return steps_to_check(kind.checking, _values(kind.sharing), min(kind.size, len(asked)))
+
+    def unrepaid(self, signature: str, type: str) -> str:
+        """Why trials that could be fused are not, where too few steps were asked for; else nothing."""
+        here, trials = self._types[type], len(self._asked.get(signature, ()))
+        if trials < 2 or self._repaid(here, signature):
+            return ""
+        needed = self._needed(here, signature)
+        least = "" if needed == math.inf else f" before {needed:.0f}"
+        return f"{self._steps[signature]} steps of {trials} trials do not repay an attempt to fuse{least}"
 
     def _tried(self, here: _Type, trial: int) -> Mapping[int, float]:
         return _values(self._kind(here, self._signatures.get(trial, "")).scaling)
@@ -252,7 +304,8 @@ class SpeedModel:
     def _shared(self, here: _Type, trial: int) -> bool:
         signature = self._signatures.get(trial, "")
         kind = self._kind(here, signature)
-        return self.sharing == "never" or not signature or bool(kind.sharing) or kind.size == 1
+        known = bool(kind.sharing) or kind.size == 1
+        return self.sharing == "never" or not signature or known or not self._repaid(here, signature)
 
     def known(self, signature: str, type: str) -> tuple[dict[int, float], dict[int, float]]:
         """The times of sharing and of spreading on a type by count, relative to a trial alone on a device."""

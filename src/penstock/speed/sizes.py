@@ -13,6 +13,38 @@ FIXED_SIZE = 16
 LARGEST = 512
 """The most trials of any bundle: larger bundles were never seen to gain."""
 
+TRYING = 48
+"""Steps of a trial alone that trying to fuse in vain was seen to cost: the check of a way, and the timing of sizes."""
+CHECKING = 20
+"""How many of these the check costs, which every process makes again."""
+REPAID = 0.04
+"""The part of the training that an attempt to fuse may cost where it turns out in vain (invariant 8)."""
+
+
+def steps_to_try(cost: float | None) -> float:
+    """How many training steps repay an attempt to fuse, whatever comes of it; ``cost`` is its check's, in steps.
+
+    An attempt in vain is made at most once for a signature. So it is made as soon as it is a small part of the steps
+    that were asked for, whether they are trained already or not. Without a known cost the bound is a plain number.
+
+    >>> steps_to_try(None), steps_to_try(70)
+    (1200.0, 2450.0)
+    """
+    return (TRYING if cost is None else cost + TRYING - CHECKING) / REPAID
+
+
+def steps_to_check(cost: float | None, sharing: Mapping[int, float], trials: int) -> float:
+    """How many training steps repay the check of a way where ``sharing`` is known to pay, for so many trials.
+
+    ``sharing`` has the seconds of a step of a bundle by size, relative to a trial alone. The gain is counted half: not
+    all trials may come together.
+
+    >>> steps_to_check(10, {1: 1.0, 2: 1.2, 4: 1.6}, trials=3), steps_to_check(10, {1: 1.0, 2: 2.1}, trials=3)
+    (50.0, inf)
+    """
+    gain = max((1 - t / size for size, t in sharing.items() if size <= trials), default=0.0)
+    return math.inf if gain <= 0 else (CHECKING if cost is None else cost) / (gain / 2)
+
 
 def marginal_benefit(seconds: Mapping[int, float], a: int, b: int) -> float:
     """The part of a trial's step time that each doubling of the bundle size from ``a`` to ``b`` saves.

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     Kind = TypeVar("Kind", bound=Training)
 
 WARM, WARM_BYTES = 64, 2**26  # how many trials stay in memory beside their states, and how many bytes they may take
+BEGUN_BYTES = 2**28  # how many bytes the trials of a bundle that is given up may take: they were in memory before
 
 
 def _gang(worker: Worker, bundle: Bundle) -> Run:
@@ -70,7 +71,7 @@ class Worker:
         self._events: Events | None = None
         self._checked = False  # whether a function's state was seen to be loadable; a dry batch shows that of a task
         self._warm: dict[str, tuple[Training, State | None]] = {}  # by state: the trial, and its random states
-        self._new: dict[int, tuple[Training, State]] = {}  # by trial: as it was made, and its random states
+        self._new: dict[int, tuple[Training, State | None]] = {}  # by trial without a state: it, and its random states
         self._regrown: dict[int, State] = {}  # by trial: the state that the legs before it gave
         self._data: DataCache | None = None
         self._kept: Kept | None = None  # what the trial that began last keeps outside of its model
@@ -353,11 +354,13 @@ class Worker:
             try:
                 training, known = self._made(Training, trial or 0, config), len(self._reads)
                 random = random_state(with_torch=True)
-                description = describe(training, self._reads, train=False, seen=self._seen)
+                described = describe(training, self._reads, train=False, seen=self._seen)
+                description = replace(described, steps=training.unit_length)
             except Exception:
                 return Description()  # the error is told when the trial trains
-        if trial is not None and len(self._reads) == known:  # it has computed nothing: it is as it was made
-            self._keep_new(trial, training, random, description.bytes or 0)
+        small = (description.bytes or 0) <= WARM_BYTES // WARM
+        if trial is not None and small and len(self._reads) == known:  # it has computed nothing: it is as it was made
+            self._keep_new(trial, training, random)
         return description
 
     @contextmanager
@@ -369,9 +372,18 @@ class Worker:
             if self._kept is not None:
                 self._kept.bring_back()
 
-    def _keep_new(self, trial: int, training: Training, random: State, bytes: int) -> None:
-        """A small trial that was made to be described stays in memory until it is placed here: it is not made twice."""
-        if bytes <= WARM_BYTES // WARM:
-            self._new[trial] = training, random
-            while len(self._new) > WARM:
-                self._new.pop(next(iter(self._new)))
+    def keep_begun(self, placement: Placement, training: Training) -> bool:
+        """Let a small trial that goes before it has a state stay in memory: it goes on here as it is, or else anew."""
+        if placement.state is not None or placement.legs:
+            return False
+        bytes = 5 * sum(p.nbytes for p in training.model.parameters())  # as many as ``describe`` counts
+        if bytes * (len(self._new) + 1) > BEGUN_BYTES:
+            return False
+        self._keep_new(placement.trial, training, None)
+        return True
+
+    def _keep_new(self, trial: int, training: Training, random: State | None) -> None:
+        """A trial without a state stays in memory until it is placed here: it is not made twice."""
+        self._new[trial] = training, random
+        while len(self._new) > WARM:
+            self._new.pop(next(iter(self._new)))

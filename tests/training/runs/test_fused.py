@@ -101,7 +101,7 @@ class Driven:
         return [e for e in self.events if getattr(e, "trial", None) == trial and isinstance(e, kind)]
 
     def measured(self):
-        return [e for e in self.events if isinstance(e, Measured)]
+        return [e for e in self.events if isinstance(e, Measured) and e.kind == "sharing"]
 
     def left(self, trial):
         """How it left, which is the last that is said of it."""
@@ -689,18 +689,110 @@ def test_sizes_double_up_to_all_trials_and_every_trial_takes_every_step():
     asked, steps = sizes_tried(20, lambda size: 1.0)
     assert {size for parts in steps for size in parts} >= {2, 4, 8, 16, 20}
     assert all(sum(parts) == 20 for parts in steps)
-    assert len(steps) == 6
+    assert len(steps) == 11
     assert asked.size == measuring.LARGEST, "nothing is known against more"
 
 
-def test_the_better_of_two_times_counts():
-    asked = Measuring(2, 10**9)
-    asked.took(1, 1.0, None)
-    asked.took(2, 9.0, None)
+def timed(times, trials=2, **more):
+    """What was found of sizes that took so long, one after another."""
+    asked = Measuring(trials, 10**9, **more)
+    for size, seconds in times.items():
+        for one in seconds:
+            asked.took(size, one, None)
+    return asked
+
+
+def test_the_median_of_repeats_counts_without_the_first_which_checks_the_way():
+    asked = timed({1: [9.0, 1.0, 1.0, 5.0, 1.1], 2: [9.0, 1.0, 1.3]})
     assert not asked.done
-    asked.took(2, 1.0, None)
+    asked.took(2, 7.0, None)
     assert asked.done
-    assert asked.seconds == {1: 1.0, 2: 1.0}
+    assert asked.seconds == {1: 1.05, 2: 1.3}
+    assert asked.checking == 9.0 - 1.3
+
+
+def test_a_row_that_is_left_over_is_no_trial_alone():
+    asked = timed({1: [1.0] * 3, 2: [1.2] * 4})
+    for _ in range(9):
+        asked.took(1, 50.0, None)
+    assert asked.seconds[1] == 1.0
+
+
+def test_nothing_follows_from_few_times_as_another_program_may_have_had_the_machine():
+    asked = timed({1: [1.0] * 3, 2: [9.0, 500.0, 500.0]}, steps=100)
+    assert asked.lost == 0
+    assert asked.seconds == {1: 1.0}
+    assert not asked.done
+    assert not asked.steady
+
+
+@pytest.mark.parametrize(("steps", "done"), [(100, True), (10_000, False)])
+def test_no_more_is_lost_on_timing_than_the_certain_steps_repay(steps, done):
+    asked = timed({1: [1.0] * 3, 2: [2.4] * 4, 4: [4.0] * 4, 8: [12.0] * 4}, trials=64, steps=steps)
+    assert asked.lost == pytest.approx(3 * 0.4 + 3 * 4.0)
+    assert asked.done is done
+
+
+@pytest.mark.parametrize(
+    ("together", "steady"),
+    [
+        ([9.0, 1.0, 1.1, 1.2], True),
+        ([9.0, 1.0, 1.1, 9.0], False),
+        ([9.0, 2.4, 2.2, 2.3], True),
+        ([9.0, 7.0, 7.0, 7.0], False),  # no fused step is that slow: the machine was
+    ],
+)
+def test_times_are_steady_where_the_least_and_the_greatest_tell_the_same(together, steady):
+    assert timed({1: [1.0] * 4, 2: together}).steady is steady
+
+
+def test_what_unsteady_times_tell_holds_for_this_study_alone(driven, monkeypatch):
+    took, times = Measuring.took, count()
+    unsteady = lambda size: 1.0 if size == 1 else (1.0, 9.0)[next(times) % 2]  # noqa: E731
+    monkeypatch.setattr(Measuring, "took", lambda self, size, _, bytes: took(self, size, unsteady(size), bytes))
+    driven.place(*(driven.placement(trial, 3) for trial in range(2)), size=None)
+    driven.go_on()
+    assert driven.measured()[0].table == {}, "without a table it is not kept"
+    assert driven.measured()[0].reason.endswith("; the next study measures again, as times varied")
+    assert not [e for e in driven.events if isinstance(e, Measured) and e.kind == "trying"]
+    driven.assert_as_alone(*range(2))
+
+
+def test_the_cost_of_the_check_is_told_with_steady_times(driven, monkeypatch):
+    fake_times(monkeypatch, lambda size: 1.0)
+    driven.place(*(driven.placement(trial, 3) for trial in range(2)), size=None)
+    driven.go_on()
+    (cost,) = (e for e in driven.events if isinstance(e, Measured) and e.kind == "trying")
+    assert cost.table == {0: 0.0, 1: 1.0}
+
+
+def test_trials_of_a_bundle_that_does_not_pay_go_on_as_they_are_without_a_state(driven, monkeypatch):
+    fake_times(monkeypatch, lambda size: 1.2 * size)
+    driven.place(*(driven.placement(trial, 3) for trial in range(4)), size=None)
+    driven.go_on(lambda e: isinstance(e, Measured) and e.size == 1)
+    begun = {member.placement.trial: member.training for member in driven.worker._run.members}
+    driven.place()
+    driven.go_on()
+    assert [driven.left(trial) for trial in range(4)] == [TrialStopped(trial, trial + 1, None) for trial in range(4)]
+    assert not list(driven.states.glob("*")), "nothing was written"
+    assert begun[0].step > 0
+    for trial in range(4):
+        again = driven.placement(trial, 3)
+        assert driven.worker.begin_task(again) is begun[trial], "it is not made again either"
+        driven.worker.keep_begun(again, begun[trial])
+        driven.worker.place(Bundle("b", ("cpu",), (again,), "solo"))
+        driven.go_on()
+    driven.events = [e for e in driven.events if not isinstance(e, TrialStopped)]
+    driven.assert_as_alone(*range(4))
+
+
+def test_trials_of_a_bundle_that_is_stopped_have_their_states_written(driven, monkeypatch):
+    fake_times(monkeypatch, lambda size: 1.0)
+    driven.place(*(driven.placement(trial, 3) for trial in range(2)), size=None)
+    driven.go_on(lambda e: isinstance(e, Measured))
+    driven.place()
+    driven.go_on()
+    assert all(driven.left(trial).state.step > 0 for trial in range(2))
 
 
 def test_growing_ends_where_two_doublings_have_not_paid():

@@ -1,30 +1,34 @@
 """How many trials to train at once: measured on the bundle's own first steps, which count as training.
 
 The first trial takes a few steps alone; the others are then trained in parts of 2, 4, 8, … rows, so that every trial
-advances by the same steps whatever was measured. Each size is timed twice and its better time counts, because the first
-time pays for allocations and for choosing kernels.
+advances by the same steps whatever was measured. Each size is timed several times, and the median counts. The first
+time is left out: it pays for the check of the way, for allocations and for choosing kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from penstock.speed.sizes import best_size, marginal_benefit, most
 
-ALONE = 3  # steps of the first trial alone
+ALONE = 5  # steps of the first trial alone
+REPEATS = 4  # times that a size is timed, the first one included; nothing follows from fewer
+UNLIKELY = 3.0  # trials that are so many times slower together than alone: another program had the machine meanwhile
+LOST, LOSS = 10, 0.02  # steps alone, or the part of the certain steps, that may be lost on sizes that do not pay
 LARGEST = 512  # trials in a bundle: larger ones were never seen to gain
 
 
 @dataclass
 class Measuring:
-    """The times of a training step at growing sizes, as far as they are known."""
+    """The times of a training step at growing sizes, as far as they are known; ``steps`` are certain to follow."""
 
     trials: int
     free: int  # bytes of memory that a bundle may take
-    seconds: dict[int, float] = field(default_factory=dict)
+    steps: float = float("inf")
     bytes: dict[int, int] = field(default_factory=dict)
-    _times: dict[int, int] = field(default_factory=dict)
+    _times: dict[int, list[float]] = field(default_factory=dict)
 
     def expect(self, trials: int) -> None:
         """Measure no more trials at once than are still here."""
@@ -38,11 +42,50 @@ class Measuring:
         return wanted if wanted <= left else min(left, max(self._times, default=left))
 
     def took(self, size: int, seconds: float, bytes: int | None) -> None:
-        """A step of ``size`` trials took so long, and so much memory at its peak."""
-        self.seconds[size] = min(seconds, self.seconds.get(size, seconds))
-        self._times[size] = self._times.get(size, 0) + 1
+        """A step of ``size`` trials took so long, and so much memory at its peak; a size of 1 is a trial alone.
+
+        A single row of a bundle is no trial alone. It may be left over from larger parts, and comes after these.
+        """
+        if size == 1 and max(self._times, default=1) > 1:
+            return
+        self._times.setdefault(size, []).append(seconds)
         if bytes is not None:
             self.bytes[size] = max(bytes, self.bytes.get(size, 0))
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        """The seconds of a step by size: the median of its repeats."""
+        return self._by(median)
+
+    def _by(self, choose: Callable[[Sequence[float]], float]) -> dict[int, float]:
+        known = {size: times for size, times in self._times.items() if size == 1 or len(times) >= REPEATS}
+        return {size: choose(times[1:] or times) for size, times in known.items()}
+
+    @property
+    def checking(self) -> float:
+        """The seconds by which the first step together was longer than its repeats: it has found and checked a way."""
+        times = next((times for size, times in self._times.items() if size > 1), [0.0])  # the first that was timed
+        return max(0.0, times[0] - median(times[1:] or times))
+
+    @property
+    def lost(self) -> float:
+        """The seconds by which the timed steps were longer than the same steps of trials alone, at the least."""
+        alone, known = self.seconds.get(1, 0.0), {s: t[1:] for s, t in self._times.items() if len(t) >= REPEATS}
+        return sum(len(times) * max(0.0, min(times) - size * alone) for size, times in known.items())
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether more was lost on timing than is repaid."""
+        return self.lost > max(LOST, LOSS * self.steps) * self.seconds.get(1, 0.0)
+
+    @property
+    def steady(self) -> bool:
+        """Whether the least and the greatest times tell about the same as the medians: what noise tells is not kept."""
+        chosen = [best_size(self._by(choose), self.ceiling) for choose in (min, median, max)]
+        alike = (min(chosen) > 1 or max(chosen) == 1) and max(chosen) <= 2 * min(chosen)
+        seconds = self.seconds
+        likely = all(t <= UNLIKELY * size * seconds[1] for size, t in seconds.items() if 1 in seconds)
+        return alike and likely and len(seconds) > 1
 
     @property
     def done(self) -> bool:
@@ -52,20 +95,24 @@ class Measuring:
         size = 2
         while size < 2 * self.trials:
             size = min(size, self.trials)
-            if size > self.ceiling or self._hopeless():
+            if size > self.ceiling or self.cut_short or self._hopeless():
                 return None
-            if self._times.get(size, 0) < 2:
+            if not self._enough(size):
                 return size
             if size == self.trials:
                 return None
             size *= 2
         return None
 
+    def _enough(self, size: int) -> bool:
+        return len(self._times.get(size, [])) >= REPEATS
+
     def _hopeless(self) -> bool:
         """Whether two doublings in a row have made each trial's step slower."""
-        known = sorted(size for size, times in self._times.items() if times > 1)
+        known = sorted(size for size in self._times if size == 1 or self._enough(size))
+        seconds = self.seconds
         return len(known) > 2 and all(
-            marginal_benefit(self.seconds, a, b) < 0 for a, b in zip(known[-3:-1], known[-2:], strict=True)
+            marginal_benefit(seconds, a, b) < 0 for a, b in zip(known[-3:-1], known[-2:], strict=True)
         )
 
     @property
@@ -89,13 +136,15 @@ class Measuring:
 
     def reason(self, way: str) -> str:
         """Why that size, for a person."""
-        size, alone = self.size, self.seconds.get(1)
-        rates = {n: n / t for n, t in self.seconds.items()}
+        size, seconds = self.size, self.seconds
+        rates = {n: n / t for n, t in seconds.items()}
         best = max(rates, key=lambda n: rates[n])
+        unkept = "" if self.steady else "; the next study measures again, as times varied"
         if size == 1:
-            return f"alone a trial trains at {rates[1]:.0f} steps/s, {best} together at {rates[best]:.0f}: not worth it"
-        gain = "" if alone is None else f", {rates[best] / rates[1]:.1f} times those of one alone"
-        return f"{best} trials together train at {rates[best]:.0f} steps/s{gain} ({way})"
+            said = f"alone a trial trains at {rates[1]:.0f} steps/s, {best} together at {rates[best]:.0f}: not worth it"
+            return said + unkept
+        gain = "" if 1 not in seconds else f", {rates[best] / rates[1]:.1f} times those of one alone"
+        return f"{best} trials together train at {rates[best]:.0f} steps/s{gain} ({way}){unkept}"
 
 
 def parts(alike: list[tuple[int, int]], size: int | None, measuring: Measuring | None) -> Iterator[tuple[int, int]]:

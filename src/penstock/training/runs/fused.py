@@ -81,6 +81,7 @@ class FusedRun(Run):
         self.members: list[FusedMember] = []
         self.fused = Fused(worker.recipe(bundle), max(1, len(bundle.placements)))
         self.measuring: Measuring | None = None
+        self.dissolving = False  # whether its trials are about to go on solo, as it was told that this is better
 
     @property
     def over(self) -> bool:
@@ -222,8 +223,10 @@ class FusedRun(Run):
         yield member.stopped()
 
     def _stop(self, member: FusedMember) -> TrialStopped:
+        where = replace(member.placement, state=member.state)
+        kept = self.dissolving and self.worker.keep_begun(where, member.training)
         if any(member.training is trial for trial in self.fused.trials):
-            if member.moved:
+            if member.moved and not kept:
                 self._save(member)
             self.fused.leave(member.training)
         self.members.remove(member)
@@ -294,7 +297,8 @@ class FusedRun(Run):
         if self.bundle.size is not None:
             self.fused.recipe.limit(self.bundle.size)
             return
-        self.measuring = Measuring(len(self.members), self.worker.free_bytes())
+        certain = sum(member.certain() for member in self.members)
+        self.measuring = Measuring(len(self.members), self.worker.free_bytes(), certain)
         first = self.members[0]
         if any(first.training is trial for trial in self.fused.trials):  # it was here alone until now
             self.fused.leave(first.training)
@@ -324,7 +328,11 @@ class FusedRun(Run):
         if self.measuring is not None and self.measuring.done:
             found, self.measuring = self.measuring, None
             recipe.limit(max(2, found.size))
-            yield self._told(found.size, found.seconds, found.reason(recipe.named))
+            self.dissolving = found.size == 1
+            yield self._told(found.size, found.seconds if found.steady else {}, found.reason(recipe.named))
+            if found.steady:
+                cost = {0: found.checking, 1: found.seconds[1]}
+                yield Measured(self.bundle.signature, self.worker.device, "trying", cost, found.size, "", recipe.named)
         elif recipe.size is not None and (recipe.size != size or recipe.news):
             reason = recipe.reason or self.bundle.reason
             yield self._told(recipe.size, {}, reason if recipe.size == size else _no_memory(recipe.size))
