@@ -24,6 +24,10 @@ class Drew(Again):
     """Something was drawn in a step that was taken to draw nothing. It is taken again with keys."""
 
 
+class Branched(Drew):
+    """Trials went on in ways of their own in a step that was taken to be one for all. It is taken again in parts."""
+
+
 class Unreached(Again):
     """Parameters that the loss does not reach. A plain run neither decays them nor gives them a state."""
 

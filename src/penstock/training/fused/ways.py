@@ -26,6 +26,7 @@ from penstock.training.fused.configs import SharedConfig
 from penstock.training.fused.keys import BundleKeys, MappedKeys, NoKeys
 from penstock.training.fused.operators.normalized import waiting
 from penstock.training.fused.operators.scripts import refuse_scripts
+from penstock.training.fused.parting import Parting
 from penstock.training.fused.per_trial import PER_TRIAL, PerTrial
 from penstock.training.fused.promoting import demote, promoted
 from penstock.training.fused.stacked import Stacked, Unfusable
@@ -57,6 +58,7 @@ class Way(ABC):
         self._made: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._drawing = Drawing(python=True)
         self.fixed: tuple[tuple[str, str, object], ...] = ()  # the numbers that all trials have in common now
+        self.parting = Parting()
 
     def train(self) -> None:
         """Training mode, as of the user's module."""
@@ -162,6 +164,26 @@ class Native(Way):
                 module.momentum = Cumulative(module)
 
     def run(
+        self,
+        function: Function,
+        params: Tensors,
+        buffers: Tensors,
+        batch: Any,
+        shared: bool,
+        keys: torch.Tensor | None,
+        numbers: Sequence[torch.Tensor],
+    ) -> Any:
+        def together(params: Tensors, buffers: Tensors, batch: Any, keys: Any, numbers: Any) -> Any:
+            return self._together(function, params, buffers, batch, shared, keys, numbers)
+
+        if not self.template.training:  # trials that part are measured one by one
+            return together(params, buffers, batch, keys, numbers)
+        made, self._assigned = self.parting.run(
+            together, lambda: self._assigned, params, buffers, batch, shared, keys, numbers
+        )
+        return made
+
+    def _together(
         self,
         function: Function,
         params: Tensors,
