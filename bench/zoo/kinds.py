@@ -82,28 +82,28 @@ class _Codes(nn.Module):
         return self.decoder(z + (near - z).detach()), F.mse_loss(z, near.detach())
 
 
-def _elbo(model: Any, batch: Any, config: Any) -> Tensor:
+def _elbo(model: Any, batch: Any, config: Any) -> Any:
     x = batch[0]
     mean, spread = model.encoder(x).chunk(2, -1)
     near = Normal(mean, F.softplus(spread) + 0.1)
     z = near.rsample() if model.training else mean
     prior = Normal(torch.zeros_like(mean), torch.ones_like(mean))
-    return F.mse_loss(model.decoder(z), x) + 0.1 * kl_divergence(near, prior).sum(-1).mean()  # type: ignore[no-any-return]
+    return F.mse_loss(model.decoder(z), x) + 0.1 * kl_divergence(near, prior).sum(-1).mean()
 
 
-def _coded(model: Any, batch: Any, config: Any) -> Tensor:
+def _coded(model: Any, batch: Any, config: Any) -> Any:
     made, lost = model(batch[0])
     return F.mse_loss(made, batch[0]) + 0.25 * lost
 
 
-def _denoised(model: Any, batch: Any, config: Any) -> Tensor:
+def _denoised(model: Any, batch: Any, config: Any) -> Any:
     x = batch[0]
     part = torch.rand(len(x), 1, 1, 1, dtype=x.dtype) if model.training else torch.full((1,), 0.5, dtype=x.dtype)
     noise = torch.randn_like(x) if model.training else x.flip(-1)
     return F.mse_loss(model(part * x + (1 - part) * noise), x - noise)
 
 
-def _contrasted(model: Any, batch: Any, config: Any) -> Tensor:
+def _contrasted(model: Any, batch: Any, config: Any) -> Any:
     x = batch[0]
     other = x + 0.1 * torch.randn_like(x) if model.training else x.flip(-1)
     z = F.normalize(model(torch.cat([x, other])), dim=-1)
@@ -111,7 +111,7 @@ def _contrasted(model: Any, batch: Any, config: Any) -> Tensor:
     return F.cross_entropy(alike, torch.arange(2 * len(x)).roll(len(x)))
 
 
-def _followed(model: Any, batch: Any, config: Any) -> Tensor:
+def _followed(model: Any, batch: Any, config: Any) -> Any:
     x = batch[0]
     if model.training:
         for p, q in zip(model.own.parameters(), model.target.parameters(), strict=True):
@@ -119,7 +119,7 @@ def _followed(model: Any, batch: Any, config: Any) -> Tensor:
     return 2 - 2 * F.cosine_similarity(model.head(model.own(x)), model.target(x.flip(-1)), dim=-1).mean()
 
 
-def _valued(model: Any, batch: Any, config: Any) -> Tensor:
+def _valued(model: Any, batch: Any, config: Any) -> Any:
     x, action = batch
     with torch.no_grad():
         value = x[:, 0] + 0.9 * model.target(x.flip(-1)).max(1)[0]
@@ -130,7 +130,7 @@ def _valued(model: Any, batch: Any, config: Any) -> Tensor:
     return F.smooth_l1_loss(model.own(x).gather(1, action[:, None]).squeeze(1), value)
 
 
-def _physical(model: Any, batch: Any, config: Any) -> Tensor:
+def _physical(model: Any, batch: Any, config: Any) -> Any:
     with torch.enable_grad():
         x = batch[0].clone().requires_grad_()
         made = model(x)
@@ -139,14 +139,14 @@ def _physical(model: Any, batch: Any, config: Any) -> Tensor:
         return (slope[:, 1:2] - 0.1 * bend[:, :1]).square().mean() + (made - x[:, :1].sin()).square().mean()
 
 
-def _branching(model: Any, batch: Any, config: Any) -> Tensor:
+def _branching(model: Any, batch: Any, config: Any) -> Any:
     loss = F.cross_entropy(model(batch[0]), batch[1])
     return loss if loss.item() > 1.65 else loss.square()
 
 
 def models() -> Iterator[Model]:
     """Every model."""
-    made: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    made: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
         "experts by rows": (_Experts, {}),
         "layer drop": (_LayerDrop, {}),
         "a branch on the loss": (_mlp, {"loss": _branching}),

@@ -66,7 +66,7 @@ class Parting:
         buffers: Tensors, batch: Any, shared: bool, keys: torch.Tensor | None, numbers: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, Written]:  # fmt: skip
         trials = len(next(iter(params.values())))
-        self._pieces = {name: p.split([1] * trials) for name, p in params.items() if p.requires_grad}
+        self._pieces = {name: torch.split(p, [1] * trials) for name, p in params.items() if p.requires_grad}
         losses: dict[int, torch.Tensor] = {}
         written: Written = []
         while groups:

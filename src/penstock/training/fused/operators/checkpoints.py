@@ -58,4 +58,4 @@ def _within(context: AbstractContextManager[Any], keys: StepKeys, calls: int) ->
             yield
 
 
-checkpoint._checkpoint_without_reentrant_generator = _keyed
+checkpoint._checkpoint_without_reentrant_generator = _keyed  # type: ignore[assignment]
