@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
 
 import penstock as ps
 from penstock.trial import Config
@@ -85,7 +86,7 @@ class Zoo(ps.Task):
         made = self.of.make(config).double()
         if self.nudge:
             with torch.no_grad():
-                for p in made.parameters():
+                for p in filter(lambda p: not is_lazy(p), made.parameters()):
                     p.mul_(1 + torch.finfo(p.dtype).eps)  # zeros stay: an activation may begin exactly there
         return made
 

@@ -94,7 +94,7 @@ def _narrowed(child: nn.Module, factor: int, *, last: bool) -> nn.Module | None:
         return width if width <= 3 else max(1, width // factor)
 
     if isinstance(child, nn.Conv2d | nn.Conv3d):
-        kind: Any = type(child)
+        kind: Any = nn.Conv3d if isinstance(child, nn.Conv3d) else nn.Conv2d  # torchvision's own take other settings
         groups = 1 if child.groups == 1 else less(child.groups)
         more: dict[str, Any] = {"bias": child.bias is not None, "groups": groups, "dilation": child.dilation}
         made: nn.Module = kind(less(child.in_channels), less(child.out_channels), child.kernel_size, child.stride,

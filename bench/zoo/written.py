@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
+from bench.zoo import kinds
 from bench.zoo.model import Model, classified, images, sequences, symbols, vectors
 
 
@@ -55,6 +56,7 @@ def models() -> Iterator[Model]:
     yield from _holding()
     yield from _computing()
     yield from _losses()
+    yield from kinds.models()
 
 
 def _plain() -> Iterator[Model]:

@@ -155,7 +155,6 @@ class Closes(Exact):
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        (Branches(), r"__bool__ at .*test_sharing.py:\d+: its result differs from trial to trial, such as"),
         (Draws(), "rand with a generator of the task's own draws numbers that trials cannot share"),
         (Noisy(), "draws from Python's or numpy's random generator"),
         (Counts(), "the model changes an attribute of its own in its forward, and reads it: calls"),
@@ -174,6 +173,13 @@ def test_what_cannot_be_fused_trains_solo_and_says_why(task, reason, sharing, mo
         warnings.simplefilter("error", ps.SoloWarning)
         alone = study(task, name="alone", **settings).run(progress=False, sharing="solo")
     assert curves(found) == curves(alone), "bit for bit: nothing of the attempt is left in them"
+
+
+def test_trials_that_branch_on_their_own_values_are_fused_in_parts():
+    settings = {"algorithm": ps.Random(budget=2), "trials": 3}
+    found = study(Branches(), **settings).run(progress=False, sharing="fused")
+    assert {event.mode for event in logged(Placed)} == {"fused"}
+    alike(curves(found), curves(study(Branches(), name="alone", **settings).run(progress=False, sharing="solo")))
 
 
 def test_a_backward_of_ones_own_is_not_lost_in_a_batched_forward():

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils import parametrize
 
 UNLIKE = "unlike any other"
 MOST = 100_000  # objects and containers inside one value; a larger one is taken for unlike
@@ -233,6 +234,8 @@ class Comparing:
 
     def _function(self, value: types.FunctionType) -> str:
         """A lambda or a function made inside another, by its code and what that can see."""
+        if value.__module__ == parametrize.__name__:  # it sees the module that was parametrized first, in copies too
+            return f"{value.__module__}.{value.__qualname__}"
         if (again := self._again(value)) is not None:
             return again
         given = (value.__defaults__, value.__kwdefaults__, value.__dict__)

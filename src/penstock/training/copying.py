@@ -13,7 +13,10 @@ _SHARED = (torch.jit.ScriptFunction, type(threading.Lock()), type(threading.RLoc
 
 
 def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """A copy of a model, whose modules may hold results of a forward: torch copies no tensor that has a history."""
+    """A copy of a model, whose modules may hold results of a forward: torch copies no tensor that has a history.
+
+    Modules that are compiled run as they were written in the copy: a bundle's step is compiled as a whole.
+    """
     memo = {} if memo is None else memo
     for module in model.modules():
         for value in vars(module).values():
@@ -21,7 +24,12 @@ def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
                 memo[id(value)] = value.detach()
             elif isinstance(value, _SHARED):
                 memo[id(value)] = value
-    return copy.deepcopy(model, memo)
+    made = copy.deepcopy(model, memo)
+    for module in made.modules():
+        module._compiled_call_impl = None
+        if (written := vars(module)["_modules"].get("_orig_mod")) is not None:  # what torch.compile has made
+            vars(module)["forward"] = written
+    return made
 
 
 def uncopied(model: nn.Module) -> str:

@@ -8,7 +8,7 @@ and continued in another process goes on as if it had never stopped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -282,6 +282,11 @@ class Training:
         """The loss of one batch, as this step would have it."""
         with self.randomness.at(self.seed, self.step):
             return self._loss(batch)
+
+    def gradients(self, batch: Any, wanted: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of one batch's loss, as this step would have them."""
+        with self.randomness.at(self.seed, self.step):
+            return self.randomness.gradients(self._loss(batch), wanted)
 
     def _loss(self, batch: Any) -> torch.Tensor:
         if self.task.precision == "fp32":

@@ -98,8 +98,10 @@ def attributes(model: nn.Module) -> list[str]:
             )
         free = {attribute for attribute, _ in PER_TRIAL.get(kind, ())}
         parts.append(f"module {path} {named(kind)}")
-        computed = computed_before(module)
+        computed = computed_before(module) | _COMPILED
         for name, value in sorted(vars(module).items()):
+            if name == "forward" and "_orig_mod" in module._modules:
+                continue
             if name in computed or name in REGISTRIES or (name in _HOOKS and not value):
                 continue
             if name in _HOOKS:
@@ -133,6 +135,11 @@ def attributes(model: nn.Module) -> list[str]:
                 )
             parts.append(f" buffer {name} {None if b is None else (tuple(b.shape), b.dtype, lasting)}")
     return parts
+
+
+# What ``torch.compile`` and ``Module.compile`` leave on a module: it computes what the module was written to.
+_COMPILED = {"_compiled_call_impl", "dynamo_ctx", "_torchdynamo_orig_callable", "_torchdynamo_wrapper_id",
+             "get_compiler_config", "_super_module_initialized"}  # fmt: skip
 
 
 def computed_before(module: nn.Module) -> set[str]:

@@ -400,26 +400,6 @@ def test_losses_train_natively_as_alone(name):
 
 
 @listed(REFUSED)
-def experts_by_mask():
-    class Experts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.route, self.experts = nn.Linear(6, 2), nn.ModuleList(nn.Linear(6, 3) for _ in range(2))
-
-        def forward(self, x):
-            weight, chosen = self.route(x).softmax(-1).topk(1)
-            out = x.new_zeros(len(x), 3)
-            for number, expert in enumerate(self.experts):
-                mask = (chosen == number).any(-1)
-                out[mask] += expert(x[mask]) * weight[mask]
-            return out
-
-    return Written(
-        Experts
-    ), r"__getitem__ at .*test_written.py:\d+: its result has another shape in each trial, such as"
-
-
-@listed(REFUSED)
 def backward_inside():
     def lost(model, batch):
         made = cross_entropy(model, batch)
@@ -427,17 +407,6 @@ def backward_inside():
         return made
 
     return Written(Two, lost), r"backward at .*test_written.py:\d+: .*use torch.autograd.grad inside of it"
-
-
-@listed(REFUSED)
-def number_of_one_trial():
-    def lost(model, batch):
-        made = cross_entropy(model, batch)
-        return made * made.item()
-
-    return Written(
-        Two, lost
-    ), r"item at .*test_written.py:\d+: its result differs from trial to trial, .*: keep it in a"
 
 
 @listed(REFUSED)

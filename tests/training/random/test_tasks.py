@@ -354,15 +354,14 @@ def test_a_seed_of_the_tasks_own_gives_the_numbers_that_it_gives_anywhere():
     assert found == [torch.rand(())] * 2
 
 
-def test_a_layer_drop_that_is_on_is_refused_with_its_line():
+def test_a_layer_drop_that_is_on_is_computed_in_parts():
     trials = Trials(Layered(0.5))
-    together = Together(Native).enter(*(trials.make(n, {"lr": 0.1}) for n in range(2)))
-    with pytest.raises(
-        ps.PenstockError, match=r"__bool__ at .*test_tasks.py:\d+: its result differs from trial to trial, such as"
-    ):
-        together.step()
-    run, _ = trials.alone(0, {"lr": 0.1}, 6)
-    assert run.randomness.unkeyed == []  # alone it is keyed
+    ours = [trials.make(n, {"lr": 0.1}) for n in range(3)]
+    together = Together(Native).enter(*ours).step(6)
+    assert "in parts, because of __bool__ at" in together.recipe.tell("")
+    together.leave(*ours)
+    for n, one in enumerate(ours):
+        Alone(trials, n, {"lr": 0.1}, 6).assert_like(one, together.curve(one))
 
 
 def test_draws_into_memory_that_others_see_are_refused():

@@ -146,7 +146,8 @@ def _traceless(inputs: Inputs, trial: Training) -> Iterator[None]:
 
 @contextmanager
 def own_attributes(model: nn.Module) -> Iterator[None]:
-    """Give every module back the attributes, their content and the buffers that it had."""
+    """Give every module back the attributes, their content and the buffers that it had, and parameters their memory."""
+    memory = [(p, p.data) for p in model.parameters()]
     modules = [(vars(module), dict(vars(module)), dict(module._buffers)) for module in model.modules()]
     contents = Contents(value for _, before, _ in modules for name, value in before.items() if name not in REGISTRIES)
     try:
@@ -158,6 +159,9 @@ def own_attributes(model: nn.Module) -> Iterator[None]:
             now.update(before)
             now["_buffers"].clear()
             now["_buffers"].update(buffers)
+        for p, data in memory:
+            if p.data_ptr() != data.data_ptr():  # ``p.data = …``
+                p.data = data
         contents.put_back()
 
 
@@ -169,7 +173,7 @@ def _alone(alone: Alone, step: Step, names: Sequence[str]) -> Grads:
     buffers = dict(trial.model.named_buffers())
     wanted = [params[name] for name in (*names, *(name for name in idle if params[name].requires_grad))]
     with unhooked(trial.model), unwritten(trial.model.modules()):
-        grads = torch.autograd.grad(trial.loss(alone.batch), wanted, allow_unused=True)
+        grads = trial.gradients(alone.batch, wanted)
         changed = attributes(trial.model)
     if any(grad is not None for grad in grads[len(names) :]):
         raise Reached
@@ -215,9 +219,9 @@ def _in_float64(step: Step, inputs: Inputs, alone: Alone) -> tuple[Grads, Grads]
         set_attribute(model, label, trial.config)
     own = {name: p.requires_grad_() for name, p in model.named_parameters()}
     try:
-        with Keyed(SoloKeys(trial.seed, trial.step)):
+        with Keyed(SoloKeys(trial.seed, trial.step)) as mode:
             loss = trial.task.loss(model, tree_map(_double, alone.batch), trial.config)
-        grads = torch.autograd.grad(loss, [own[name] for name in step.names], allow_unused=True)
+            grads = mode.gradients(loss, [own[name] for name in step.names])
     except Exception:
         return None
     if not math.isfinite(_length(grads)):

@@ -18,7 +18,8 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from penstock.training.comparing import compared
-from penstock.training.fused.stacked import Stacked, by_rows, name_of, refusal, rule_of, where_called
+from penstock.training.fused.refusing import where_called
+from penstock.training.fused.stacked import Stacked, by_rows, name_of, refusal, rule_of
 from penstock.trial import Config
 
 Plain = float | int

@@ -62,3 +62,8 @@ def demote() -> None:
 def promoted() -> bool:
     """Whether tensors were promoted since ``demote``."""
     return bool(_promoted)
+
+
+def held() -> bool:
+    """Whether a tensor that was promoted since ``demote`` is still there."""
+    return any(isinstance(reference(), Stacked) for reference in _promoted)

@@ -61,6 +61,10 @@ class Recipe:
         self.reason, self.told = reason, (self.named, self.alone)
         if self.refusals:
             reason += f"; not {'; not '.join(self.refusals)}"
+        if self.way is not None and self.way.parting.reason:
+            reason += f"; in parts, because of {self.way.parting.reason}"
+        if self.way is None and not self.refusals:
+            reason += "; no way is taken yet, as the gradients of no trial are finite"
         if self.alone is not None:
             reason += f"; measured one by one, because of {self.alone}"
         return reason

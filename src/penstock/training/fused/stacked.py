@@ -11,25 +11,20 @@ The rules work on ordinary tensors with one dimension more, so gradients are ord
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from penstock.errors import PenstockError
+from penstock.training.fused.refusing import Unfusable as Unfusable
+from penstock.training.fused.refusing import first_line, parted
+from penstock.training.fused.refusing import name_of as name_of
+from penstock.training.fused.refusing import refusal as refusal
 
 Rule = Callable[..., Any]
 _RULES: dict[str, Rule] = {}
 _FOUND: dict[Any, Rule] = {}
-_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
-_TORCH_MODULES = tuple(str(Path(torch.__file__).parent / room) for room in ("nn/modules", "nn/utils", "distributions"))
-
-
-class Unfusable(PenstockError):
-    """Trials that cannot be trained as one model; the message names the operator and the line."""
 
 
 class Stacked(torch.Tensor):
@@ -229,7 +224,7 @@ def by_rows(func: Any, *args: Any, **kwargs: Any) -> Any:
         return args[0]
     first, shape = made[0]
     if any(spec != shape or len(rows) != len(first) for rows, spec in made):
-        raise refusal(name, "it gives each trial a result of another kind")
+        raise parted(name, "it gives each trial a result of another kind", [(len(rows), spec) for rows, spec in made])
     return tree_unflatten([joined(name, rows) for rows in zip(*(rows for rows, _ in made), strict=True)], shape)
 
 
@@ -240,10 +235,12 @@ def joined(name: str, rows: Sequence[Any]) -> Any:
         raise refusal(name, "it computes with every trial's parameters where it was called for one trial")
     if isinstance(first, torch.Tensor):
         if any(row.shape != first.shape for row in rows):
-            raise refusal(name, f"its result has another shape in each trial, such as {_shapes(rows)}: {_DENSE}")
+            text = f"its result has another shape in each trial, such as {_shapes(rows)}: {_DENSE}"
+            raise parted(name, text, [row.shape for row in rows])
         return Stacked(torch.stack(list(rows)), 0)
-    if any(type(row) is not type(first) or row != first for row in rows):
-        raise refusal(name, f"its result differs from trial to trial, such as {first!r} and {rows[-1]!r}: {_STAY}")
+    if any(type(row) is not type(first) or row != first for row in rows[1:]):
+        text = f"its result differs from trial to trial, such as {first!r} and {rows[-1]!r}: {_STAY}"
+        raise parted(name, text, [(type(row), row) for row in rows])
     return first
 
 
@@ -277,6 +274,13 @@ def _agreed(func: Any, *args: Any, **kwargs: Any) -> Any:
     return by_rows(func, *args, **kwargs)
 
 
+def _outside(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """A value that leaves torch: each trial goes on with its own."""
+    if (trials := next(v.trials for v in (*args, *kwargs.values()) if isinstance(v, Stacked))) > 1:
+        raise parted(name_of(func), "it takes one trial's numbers out of torch: compute with tensors", range(trials))
+    return by_rows(func, *args, **kwargs)
+
+
 def _refuse(func: Any, *args: Any, **kwargs: Any) -> Any:
     name = name_of(func)
     raise refusal(name, _REFUSED.get(name, "it takes one trial's tensor out of the bundle"))
@@ -294,7 +298,10 @@ for _name in ("__bool__", "__float__", "__int__", "__index__", "__complex__", "i
 for _name in ("nonzero", "unique", "unique_consecutive", "_unique2", "masked_select", "argwhere", "bincount"):
     _RULES[_name] = by_rows  # the values decide the shape
 
-for _name in ("__array__", "__reduce_ex__", "__deepcopy__", "numpy", "backward", "register_hook", "data_ptr",
+for _name in ("__array__", "numpy"):
+    _RULES[_name] = _outside
+
+for _name in ("__reduce_ex__", "__deepcopy__", "backward", "register_hook", "data_ptr",
               "untyped_storage", "retain_grad", "set_", "resize_"):  # fmt: skip
     _RULES[_name] = _refuse
 
@@ -320,7 +327,15 @@ def _set_requires_grad(func: Any, x: Stacked, value: bool) -> None:
     x.whole.requires_grad_(value)
 
 
-_SETTERS: dict[str, Rule] = {"requires_grad": _set_requires_grad}
+def _set_data(func: Any, x: Stacked, value: Any) -> None:
+    """``p.data = value``: no version is counted, and a tensor that a backward keeps has the new values too."""
+    if not isinstance(value, torch.Tensor) or value.shape != x.shape or value.dtype != x.dtype:
+        raise refusal("data", f"a tensor of another kind takes the place of {list(x.shape)} {x.dtype}")
+    whole = value.moved(x.at) if isinstance(value, Stacked) else value.unsqueeze(x.at)
+    x.whole.data.copy_(whole.detach())
+
+
+_SETTERS: dict[str, Rule] = {"requires_grad": _set_requires_grad, "data": _set_data}
 _PROPERTIES: dict[str, Rule] = {
     "T": _transposed,
     "mT": _transposed,
@@ -360,7 +375,7 @@ def _fit(value: torch.Tensor, rank: int, at: int, values: Sequence[Any]) -> torc
     if value.ndim == rank:
         return value.moved(at)
     whole = value.moved(0).reshape(value.trials, *[1] * (rank - value.ndim), *value.shape).movedim(0, at)
-    return whole if value.ndim else whole.to(_weak_type(value, values))
+    return whole if value.ndim or value.dtype == torch.bool else whole.to(_weak_type(value, values))
 
 
 def _weak_type(scalar: Stacked, values: Sequence[Any]) -> torch.dtype:
@@ -377,33 +392,3 @@ def whole_dim(x: Stacked, dim: int) -> int:
     if dim < 0:
         dim += x.ndim
     return dim + (dim >= x.at)
-
-
-def name_of(func: Any) -> str:
-    """The name of a torch function in messages."""
-    return str(getattr(func, "__name__", func))
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def refusal(operator: str, why: str) -> Unfusable:
-    """The error for an operator that cannot be done for several trials at once, with the line that called it."""
-    return Unfusable(f"{operator} at {_line()}: {why}")
-
-
-def where_called() -> str:
-    """The innermost line outside of torch and Penstock."""
-    return _line()
-
-
-def _line() -> str:
-    """The innermost line outside of torch and Penstock; and torch's own, where a module of torch's has called."""
-    frame, inside = sys._getframe(2), ""
-    while frame is not None and frame.f_code.co_filename.startswith((*_OWN, "<")):
-        if not inside and frame.f_code.co_filename.startswith(_TORCH_MODULES):
-            inside = f" (in {frame.f_code.co_filename}:{frame.f_lineno})"
-        frame = frame.f_back  # type: ignore[assignment]
-    return (f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "an unknown line") + inside

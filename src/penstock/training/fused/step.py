@@ -18,6 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 from penstock.task import Task
 from penstock.training.fused.flat import Flat, Room
 from penstock.training.fused.optimizers import clip_rows
+from penstock.training.fused.parting import Rows
 from penstock.training.fused.stack import Stack
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.watching import Reached, Unreached
@@ -158,6 +159,8 @@ class Step:
                 for row, trial in enumerate(inputs.owners):
                     self._step_alone(trial, [None if grad is None else grad[row] for grad in grads])
             return losses
+        if any(isinstance(grad, Rows) for grad in grads):
+            raise Reached  # by some trials alone
         if any(grad is None for grad in grads):
             names = zip(self.names, grads, strict=True)
             raise Unreached(frozenset(name for name, grad in names if grad is None))
@@ -181,8 +184,8 @@ class Step:
                 )
             if not isinstance(losses, torch.Tensor) or losses.ndim != 1:
                 raise Unfusable("the loss of a trial is no scalar tensor")
-            wanted = [params[name] for name in (*self.names, *self.idle)]
-            grads: Grads = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+            wanted = {name: params[name] for name in (*self.names, *self.idle)}
+            grads: Grads = self.way.parting.gradients(losses, wanted)
         self.way.settle()
         if self.idle:
             count = len(self.names)

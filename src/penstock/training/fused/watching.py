@@ -28,6 +28,10 @@ class Numbered(Again):
     """A number of the config that differs from trial to trial was read for the first time. Steps are given it now."""
 
 
+class Branched(Drew):
+    """Trials went on in ways of their own in a step that was taken to be one for all. It is taken again in parts."""
+
+
 class Unreached(Again):
     """Parameters that the loss does not reach. A plain run neither decays them nor gives them a state."""
 

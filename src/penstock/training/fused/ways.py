@@ -28,6 +28,7 @@ from penstock.training.fused.numbers import Notes, configs_of, floats_of, set_at
 from penstock.training.fused.operators.normalized import waiting
 from penstock.training.fused.operators.scripts import refuse_scripts
 from penstock.training.fused.own_numbers import OwnNumbers
+from penstock.training.fused.parting import Parting
 from penstock.training.fused.per_trial import PER_TRIAL, PerTrial
 from penstock.training.fused.promoting import demote, promoted
 from penstock.training.fused.stacked import Stacked, Unfusable
@@ -60,6 +61,7 @@ class Way(ABC):
         self._made: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._drawing = Drawing(python=True)
         self._fixed: tuple[tuple[str, str, object], ...] = ()  # numbers of torch's modules that all trials share now
+        self.parting = Parting()
 
     def train(self) -> None:
         """Training mode, as of the user's module."""
@@ -218,6 +220,26 @@ class Native(Way):
                 module.momentum = Cumulative(module)
 
     def run(
+        self,
+        function: Function,
+        params: Tensors,
+        buffers: Tensors,
+        batch: Any,
+        shared: bool,
+        keys: torch.Tensor | None,
+        numbers: Sequence[torch.Tensor],
+    ) -> Any:
+        def together(params: Tensors, buffers: Tensors, batch: Any, keys: Any, numbers: Any) -> Any:
+            return self._together(function, params, buffers, batch, shared, keys, numbers)
+
+        if not self.template.training:  # trials that part are measured one by one
+            return together(params, buffers, batch, keys, numbers)
+        made, self._assigned = self.parting.run(
+            together, lambda: self._assigned, params, buffers, batch, shared, keys, numbers
+        )
+        return made
+
+    def _together(
         self,
         function: Function,
         params: Tensors,

@@ -99,6 +99,18 @@ class Keyed(TorchFunctionMode):
         finally:
             self.in_backward = False
 
+    def gradients(self, loss: Tensor, wanted: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """The gradients of a scalar as ``torch.autograd.grad`` gives them, with the mode still on."""
+        engine: Any = torch.autograd.Variable._execution_engine
+        self.in_backward = True
+        try:
+            made: tuple[Tensor | None, ...] = engine.run_backward(
+                (loss,), (torch.ones_like(loss),), False, False, tuple(wanted), True, False
+            )
+        finally:
+            self.in_backward = False
+        return made
+
 
 class Solo(Keyed):
     """The mode of one trial that trains alone; the calls of its first forward decide whether later ones need it.

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from penstock.training.fused.operators.linear import by_product
-from penstock.training.fused.stacked import Stacked, Unfusable
+from penstock.training.fused.refusing import Parted
+from penstock.training.fused.stacked import Stacked
 from tests.training.alone import Own, check, own, shared
 
 UNARY = [
@@ -263,8 +264,8 @@ def test_other_products():
         lambda x: x[x > 0],
     ],
 )
-def test_what_differs_from_trial_to_trial_is_refused_with_its_line(function):
-    with pytest.raises(Unfusable, match=r"test_operators.py:\d+"):
+def test_trials_part_at_the_line_where_their_values_differ(function):
+    with pytest.raises(Parted, match=r"test_operators.py:\d+"):
         function(Stacked(torch.linspace(-3, 4, 24).double().sin().view(4, 2, 3), 0))
 
 

@@ -200,7 +200,7 @@ def scatter(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         more["reduce"] = rest[0]
     if isinstance(value, torch.Tensor):
         value = _full(value, trials)
-    elif name.startswith("scatter_"):
+    elif name.startswith(("scatter_add", "scatter_reduce")):
         raise refusal(name, "its src is no tensor")
     method = getattr(torch.Tensor, name.rstrip("_") + "_")
     method(into.moved(0), place + 1, _full(index, trials), value, **more)

@@ -159,8 +159,10 @@ def select(func: Any, x: Stacked, dim: int, index: int) -> Stacked:
 
 
 @rule("narrow")
-def narrow(func: Any, x: Stacked, dim: int, start: int, length: int) -> Stacked:
-    return Stacked(x.whole.narrow(whole_dim(x, dim), start, length), x.at)
+def narrow(func: Any, x: Any, dim: int, start: Any, length: Any) -> Any:
+    start, length = int(start), int(length)  # a start may be a tensor
+    return Stacked(x.whole.narrow(whole_dim(x, dim), start, length), x.at) if isinstance(x, Stacked) else (
+        x.narrow(dim, start, length))  # fmt: skip
 
 
 @rule("movedim", "moveaxis")
@@ -179,3 +181,13 @@ def _named(values: dict[str, Any], ndim: int) -> dict[str, Any]:
 @rule("tril", "triu")
 def triangle(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Stacked:
     return Stacked(func(x.moved(0), *args, **kwargs), 0)
+
+
+@rule("as_strided")
+def as_strided(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Stacked:
+    """By the strides that ``stride()`` tells of a trial's tensor: those of one that lies in order in its memory."""
+    given = dict(zip(("size", "stride", "storage_offset"), args, strict=False)) | kwargs
+    whole = x.moved(0).contiguous()
+    start = whole.storage_offset() + (given.get("storage_offset") or 0)
+    own = whole.as_strided((x.trials, *given["size"]), (x.numel(), *given["stride"]), start)
+    return Stacked(own, 0)
