@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import penstock as ps
-from penstock.training.loop import made_model
-from penstock.training.returned import _OWNERS
+from penstock.training.returned import _OWNERS, made_model
 from tests.studies import studies
 from tests.tasks import Blobs
 

@@ -26,10 +26,11 @@ from penstock.training.fused.own_numbers import label
 from penstock.training.fused.probing import Probed, masked, numbers_of, probe
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.keeping import look, untouched, written
-from penstock.training.loop import Training, made_model
+from penstock.training.loop import Training
 from penstock.training.random.generators import position, seed_everything
 from penstock.training.random.keyed import unshared
 from penstock.training.reads import ABSENT, ReadConfig
+from penstock.training.returned import made_model
 from penstock.training.runs.base import out_of_memory
 from penstock.training.signature import attributes, signature
 from penstock.training.spread.parts import Part

@@ -28,7 +28,7 @@ from penstock.training.keeping import kept, look
 from penstock.training.lazy import fill
 from penstock.training.random.generators import position, random_state, seed_everything, set_random_state
 from penstock.training.random.keyed import Solo
-from penstock.training.returned import remember, returned_before
+from penstock.training.returned import made_model, split_scheduler
 from penstock.training.spread.parts import InParts, Part
 from penstock.trial import Config, Metrics, Mode, score
 
@@ -381,30 +381,6 @@ def batch_size(task: Task, config: Config, length: int) -> int:
             "choose a smaller batch_size or give more data."
         )
     return size
-
-
-def made_model(task: Task, config: Config) -> nn.Module:
-    """The model that ``Task.model`` returned, or a clear refusal."""
-    model = task.model(config)
-    if not isinstance(model, nn.Module):
-        what = "None" if model is None else f"a {type(model).__name__}"
-        raise TaskError(f"{task_name(task)}.model must return an nn.Module, got {what}: does it end with a return?")
-    if known := returned_before(model):
-        raise TaskError(f"{task_name(task)}.model must return a new module for each trial, got {known}.")
-    remember(model)
-    return model
-
-
-def split_scheduler(given: Any) -> tuple[Any, bool]:
-    """The scheduler that ``Task.scheduler`` returned, and whether it steps at every step."""
-    if isinstance(given, tuple):
-        if len(given) != 2 or given[1] not in ("step", "unit"):
-            raise TaskError(
-                'Task.scheduler must return a scheduler, (scheduler, "step"), (scheduler, "unit") or None, '
-                f"got a tuple {given!r}."
-            )
-        return given[0], given[1] == "step"
-    return given, False
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:

@@ -1,4 +1,4 @@
-"""The modules that ``Task.model`` returned in this process, so that a module which two trials would share is noticed.
+"""What a task returned: its scheduler, and its modules, so that a module which two trials would share is noticed.
 
 A trial that trains a module which another trial trains too goes on where that other trial stopped. Parts that no step
 changes, such as a frozen backbone without running statistics, may be shared. Nothing here keeps a module alive.
@@ -7,10 +7,15 @@ changes, such as a frozen backbone without running statistics, may be shared. No
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from weakref import WeakValueDictionary
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from penstock.errors import TaskError
+from penstock.task import Task, task_name
+from penstock.trial import Config
 
 _OWNERS: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()  # by the id of a module, or of its parameter
 
@@ -65,3 +70,27 @@ def _trained(part: nn.Module, model: nn.Module) -> bool:
     for module, mode in modes:
         module.training = mode
     return trained
+
+
+def made_model(task: Task, config: Config) -> nn.Module:
+    """The model that ``Task.model`` returned, or a clear refusal."""
+    model = task.model(config)
+    if not isinstance(model, nn.Module):
+        what = "None" if model is None else f"a {type(model).__name__}"
+        raise TaskError(f"{task_name(task)}.model must return an nn.Module, got {what}: does it end with a return?")
+    if known := returned_before(model):
+        raise TaskError(f"{task_name(task)}.model must return a new module for each trial, got {known}.")
+    remember(model)
+    return model
+
+
+def split_scheduler(given: Any) -> tuple[Any, bool]:
+    """The scheduler that ``Task.scheduler`` returned, and whether it steps at every step."""
+    if isinstance(given, tuple):
+        if len(given) != 2 or given[1] not in ("step", "unit"):
+            raise TaskError(
+                'Task.scheduler must return a scheduler, (scheduler, "step"), (scheduler, "unit") or None, '
+                f"got a tuple {given!r}."
+            )
+        return given[0], given[1] == "step"
+    return given, False

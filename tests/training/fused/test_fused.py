@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from penstock.training.fused.batches import stack_leaves
+from penstock.training.fused.general import General
 from penstock.training.fused.recipe import Recipe
 from penstock.training.fused.stacked import Unfusable
-from penstock.training.fused.ways import General, Native
+from penstock.training.fused.ways import Native
 from tests.tasks import Blobs
 from tests.training.networks import Bundle, Network
 from tests.training.together import Alone, Together, Trials, assert_equal, go_on

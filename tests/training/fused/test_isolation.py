@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.training.check import describe
+from penstock.training.fused.general import General
 from penstock.training.fused.stacked import Unfusable
-from penstock.training.fused.ways import General, Native
+from penstock.training.fused.ways import Native
 from tests.training.networks import BLOCKS, OPTIMIZERS, Bundle, Network, bundles
 from tests.training.together import Alone, Together, Trials
 

@@ -13,7 +13,8 @@ import penstock as ps
 from penstock.training.check import describe
 from penstock.training.fused import compiled
 from penstock.training.fused.agreement import agree_plain
-from penstock.training.fused.ways import General, Native
+from penstock.training.fused.general import General
+from penstock.training.fused.ways import Native
 from tests.tasks import Blobs
 from tests.training.fused.test_compiled import made
 from tests.training.together import Alone, Together, Trials

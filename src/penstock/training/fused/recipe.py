@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from penstock.training.fused.batches import Shapes
+from penstock.training.fused.general import General
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.watching import Again
-from penstock.training.fused.ways import General, Native, Way
+from penstock.training.fused.ways import Native, Way
 from penstock.training.fused.wording import line_of, plainly
 
 Kind = tuple[

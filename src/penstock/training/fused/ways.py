@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
@@ -23,7 +22,7 @@ from penstock.task import Task
 from penstock.training.copying import copied
 from penstock.training.data import handed_out
 from penstock.training.fused.configs import SharedConfig
-from penstock.training.fused.keys import BundleKeys, MappedKeys, NoKeys
+from penstock.training.fused.keys import BundleKeys, NoKeys
 from penstock.training.fused.numbers import Notes, configs_of, floats_of, set_attribute
 from penstock.training.fused.operators.normalized import waiting
 from penstock.training.fused.operators.scripts import refuse_scripts
@@ -33,7 +32,6 @@ from penstock.training.fused.per_trial import PER_TRIAL, PerTrial
 from penstock.training.fused.promoting import demote, promoted
 from penstock.training.fused.stacked import Stacked, Unfusable
 from penstock.training.fused.watching import Drawing, Drew
-from penstock.training.fused.wording import line_of, plainly
 from penstock.training.keeping import may_draw_outside
 from penstock.training.loop import Training
 from penstock.training.random.keyed import Keyed, may_draw, unshared
@@ -331,61 +329,6 @@ def _assigned(name: str, held: Stacked, new: Any) -> torch.Tensor:
         raise Unfusable(f"the forward makes the buffer {name}, {list(held.shape)} {held.dtype}, another kind: {what}")
     value: torch.Tensor = _in_front(new, held.trials)
     return value.detach()
-
-
-class General(Way):
-    """The whole function under ``torch.vmap``."""
-
-    name = "general"
-
-    def __init__(self, template: nn.Module, config: Config) -> None:
-        super().__init__(template, config)
-        self._may_draw = True
-        self._call = _Call(self.template, config)
-        self._places = {name: f"model.{name}" for name, _ in self.template.named_parameters()}
-        self._places.update({name: f"model.{name}" for name, _ in self.template.named_buffers()})
-
-    def run(
-        self,
-        function: Function,
-        params: Tensors,
-        buffers: Tensors,
-        batch: Any,
-        shared: bool,
-        keys: torch.Tensor | None,
-        numbers: Sequence[torch.Tensor],
-    ) -> Any:
-        state = {self._places[name]: tensor for name, tensor in {**params, **buffers}.items()}
-        drawing = Keyed(NoKeys(0, 0))
-
-        def one(state: Tensors, batch: Any, key: torch.Tensor | None, numbers: Sequence[torch.Tensor]) -> Any:
-            for site, value in zip(self._sites, numbers, strict=True):
-                site.give(value)
-            kind = MappedKeys if self.template.training else NoKeys
-            drawing.draw_by(kind(0, 0) if key is None else kind(key[0], key[1]))
-            with drawing:
-                return functional_call(self._call, dict(state), (function, handed_out(batch)))
-
-        in_dims = (0, None if shared else 0, None if keys is None else 0, 0 if numbers else None)
-        try:
-            made = torch.vmap(one, in_dims=in_dims)(state, batch, keys, numbers)
-        except Unfusable:
-            raise
-        except Exception as error:
-            raise Unfusable(f"the loss{line_of(error)}: {plainly(error)}") from error
-        self._drew(drawing, function)
-        return made
-
-
-class _Call(nn.Module):
-    """The called module, of which the model is a submodule, so that a loss may touch the model's own submodules."""
-
-    def __init__(self, model: nn.Module, config: Config) -> None:
-        super().__init__()
-        self.model, self.config = model, config
-
-    def forward(self, function: Function, batch: Any) -> Any:
-        return function(self.model, batch, self.config)
 
 
 def _places(template: nn.Module, registry: str) -> Iterator[tuple[dict[str, Any], str, str]]:
