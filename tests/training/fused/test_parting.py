@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from penstock.training.fused.refusing import Unfusable
 from tests.training.fused.written import Written, cross_entropy, fused_as_alone
 from tests.training.together import Together, Trials
 
@@ -151,7 +152,11 @@ class Checkpointed(nn.Module):
 
 
 def test_checkpointing_draws_again_what_it_drew():
-    fused_as_alone(Written(Checkpointed))
+    if hasattr(torch.utils.checkpoint, "_NoopSaveInputs"):  # torch 2.11
+        with pytest.raises(Unfusable, match="this version of torch keeps its inputs as those of one trial"):
+            fused_as_alone(Written(Checkpointed))
+    else:
+        fused_as_alone(Written(Checkpointed))
 
 
 class Momentum(nn.Module):

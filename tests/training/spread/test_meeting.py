@@ -8,6 +8,7 @@ from multiprocessing import AuthenticationError
 
 import pytest
 import torch
+from torch.distributed.distributed_c10d import _world as world
 
 from penstock.training.spread import gang as gangs
 from penstock.training.spread import meeting as meetings
@@ -86,3 +87,13 @@ def test_values_of_other_workers_run_no_code(tmp_path):
     with pytest.raises(pickle.UnpicklingError):
         gangs._unpacked(gangs._packed(Evil()))
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_worker_that_once_could_not_connect_meets_the_others_all_the_same():
+    world.group_count = 3  # torch counts groups that failed, and names the next one by that
+    gang, _ = Gang.open("127.0.0.1", 1, torch.device("cpu"))
+    try:
+        gang.connect("127.0.0.1")
+        assert gang.group.group_name == "0"
+    finally:
+        gang.leave()

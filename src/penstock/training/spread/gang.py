@@ -94,6 +94,8 @@ class Gang:
                 environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             wait = timedelta(seconds=PATIENCE)
+            # Torch names groups by a count, which must be the same everywhere: an attempt that failed has counted too.
+            dist.distributed_c10d._world.group_count = 0
             dist.init_process_group(backend, store=self.store, rank=self.rank, world_size=self.count, timeout=wait)
         except (dist.DistError, RuntimeError) as error:
             raise Apart(f"The {self.count} workers of a trial could not be connected: {error}") from error
