@@ -327,10 +327,13 @@ def test_two_workers_without_a_use_for_fusing_train_a_trial_each(declared):
 # Why not
 
 
-class Branches(Exact):
+class Looks(Exact):
+    """Looks at the memory of one trial's tensor."""
+
     def loss(self, model, batch, config):
         loss = super().loss(model, batch, config)
-        return loss * 2 if loss > 0.7 else loss
+        loss.data_ptr()
+        return loss
 
 
 class Closes(Exact):
@@ -341,7 +344,7 @@ class Closes(Exact):
         return None
 
 
-@pytest.mark.parametrize("task", [Branches(), Closes()], ids=lambda task: type(task).__name__)
+@pytest.mark.parametrize("task", [Looks(), Closes()], ids=lambda task: type(task).__name__)
 @pytest.mark.parametrize("sharing", ["auto", "fused"])
 def test_a_refusal_is_told_once_and_is_in_the_log_once(task, sharing, declared):
     with pytest.warns(ps.SoloWarning) as told:
@@ -352,7 +355,7 @@ def test_a_refusal_is_told_once_and_is_in_the_log_once(task, sharing, declared):
     assert found.reason == str(told[0].message)
     assert found.reason.startswith("3 of 3 trials train solo: ")
     assert all(one.reason in found.reason for one in tried)
-    assert len(tried) == (1 if isinstance(task, Branches) else 0), "only a branch is seen in training alone"
+    assert len(tried) == (1 if isinstance(task, Looks) else 0), "that is seen in training alone"
     assert [len(one.placements) for one in declared if one.mode == "solo"] == [1] * 3
     assert "sharing" not in kept(), "nothing was measured"
 

@@ -27,8 +27,8 @@ def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     made = copy.deepcopy(model, memo)
     for module in made.modules():
         module._compiled_call_impl = None
-        if (written := vars(module)["_modules"].get("_orig_mod")) is not None:  # what torch.compile has made
-            vars(module)["forward"] = written
+        if "_orig_mod" in module._modules:  # what torch.compile has made
+            vars(module)["forward"] = module._modules["_orig_mod"]
     return made
 
 

@@ -127,10 +127,7 @@ class Fused:
         self._count([trial])
 
     def step_each(self) -> list[tuple[Training, Exception]]:
-        """After an error in a step, or one that cannot be compared: every trial that is behind takes it alone.
-
-        Gives the trials that fail and leave.
-        """
+        """After an error in a step: every trial that is behind takes it alone. Gives the trials that fail and leave."""
         behind, trials, failed = self.behind(), list(self.trials), []
         for trial in trials:
             self._stack.leave(trial)
@@ -254,6 +251,7 @@ class Fused:
     def _train_again(self, why: Again, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
         """Take a step again, in the way that is right for what it turned out to do."""
         if isinstance(why, Unclear):
+            self.recipe.cannot_tell()
             raise why  # each trial takes it alone, by ``step_each``
         if isinstance(why, Unreached) and not self.recipe.stepped:
             self._set_aside(why.names)

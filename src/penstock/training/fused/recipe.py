@@ -29,6 +29,7 @@ class Recipe:
     refusals: list[str] = field(default_factory=list)  # why a way, or a faster step, cannot be taken
     idle: frozenset[str] = frozenset()  # parameters that the loss does not reach
     own: bool = False  # whether the trials' own optimizers step, one after another
+    unclear: bool = False  # whether no trial's gradients were finite when a way was to be found
     writes: bool = False  # whether the loss was seen to write trained weights
     stepped: bool = False  # whether a plain step was ever taken
     alone: str | None = None  # why trials are measured one by one
@@ -64,7 +65,7 @@ class Recipe:
             reason += f"; not {'; not '.join(self.refusals)}"
         if self.way is not None and self.way.parting.reason:
             reason += f"; in parts, because of {self.way.parting.reason}"
-        if self.way is None and not self.refusals:
+        if self.way is None and self.unclear:
             reason += "; no way is taken yet, as the gradients of no trial are finite"
         if self.alone is not None:
             reason += f"; measured one by one, because of {self.alone}"
@@ -103,6 +104,10 @@ class Recipe:
     def has_stepped(self) -> None:
         """Note a plain step that was taken."""
         self.stepped = True
+
+    def cannot_tell(self) -> None:
+        """Note that no trial's gradients were finite, so that a way could not be compared."""
+        self.unclear = True
 
     def expect_writes(self) -> None:
         """Note that the loss writes trained weights: they are kept before each step, for the case of an error."""
