@@ -97,6 +97,9 @@ class Gang:
             # Torch names groups by a count, which must be the same everywhere: an attempt that failed has counted too.
             dist.distributed_c10d._world.group_count = 0
             dist.init_process_group(backend, store=self.store, rank=self.rank, world_size=self.count, timeout=wait)
+            # Nobody goes on before all are connected: a worker that fails at once would take its end away half-way.
+            self.store.set(f"connected {self.rank}", "")
+            self.store.wait([f"connected {rank}" for rank in range(self.count)], timedelta(seconds=MEETING))
         except (dist.DistError, RuntimeError) as error:
             raise Apart(f"The {self.count} workers of a trial could not be connected: {error}") from error
         self.group = dist.group.WORLD
