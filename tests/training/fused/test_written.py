@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from penstock.training.fused.promoting import demote
 from penstock.training.fused.stacked import Stacked, Unfusable
+from penstock.training.fused.wording import plainly
 from tests.training.fused.written import Written, cross_entropy, fused_as_alone
 
 MODELS, LOSSES, REFUSED = {}, {}, {}
@@ -450,3 +451,13 @@ def test_a_tensor_of_all_trials_is_not_written_where_another_view_would_not_see_
     with pytest.raises(Unfusable, match="seen under other views; clone it"):
         shared += Stacked(torch.ones(3, 2, 2))
     assert view.tolist() == [0, 0]
+
+
+def flex_attention():
+    raise RuntimeError("vmap over torch's higher order operator")  # as torch's own raises on a GPU
+
+
+def test_flex_attention_is_refused_by_name():
+    with pytest.raises(RuntimeError) as raised:
+        flex_attention()
+    assert plainly(raised.value) == ("flex_attention runs for one trial alone: use F.scaled_dot_product_attention")

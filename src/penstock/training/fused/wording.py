@@ -26,6 +26,8 @@ def plainly(error: BaseException) -> str:
     >>> plainly(RuntimeError("vmap: It looks like you're calling .item() on a Tensor. We don't support vmap over ..."))
     'its result depends on the values of one trial: use torch.where in place of a branch'
     """
+    if any(frame.name == "flex_attention" for frame in traceback.extract_tb(error.__traceback__)):
+        return "flex_attention runs for one trial alone: use F.scaled_dot_product_attention"
     text = " ".join(str(error).split())
     if re.search(r"vmap|[Bb]atching rule|functorch|BatchedTensor", text):
         for pattern, meaning in _SAYINGS:
