@@ -36,8 +36,9 @@ class ReadConfig(Config):
         return there
 
     def pop(self, name: str, *default: Any) -> Any:
-        self.get(name)
-        return super().pop(name, *default)
+        value = self.get(name)
+        taken = super().pop(name, *default)
+        return value if value is not None else taken
 
     def setdefault(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else super().setdefault(name, default)
@@ -51,10 +52,17 @@ class ReadConfig(Config):
         iter(self)
         return super().keys()
 
+    def copy(self) -> Config:
+        return {name: self[name] for name in dict.keys(self)}
+
     def values(self) -> Any:
-        iter(self)
-        return super().values()
+        return self.copy().values()
 
     def items(self) -> Any:
-        iter(self)
-        return super().items()
+        return self.copy().items()
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()

@@ -134,6 +134,16 @@ class Held(Smooth):
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Holds(config)).double()
 
 
+class Copied(Smooth):
+    """Takes its config as a whole, in many ways."""
+
+    def loss(self, model, batch, config):
+        out = model(batch[0])
+        parts = [config.copy()["s"], {**config}["s"], dict(config)["s"], dict(config.items())["s"], (config | {})["s"]]
+        parts += [({} | config)["s"], list(config.values())[1], [config[name] for name in config][1]]
+        return sum(F.cross_entropy(out, batch[1], label_smoothing=part) * part for part in parts)
+
+
 class Encoder(nn.Module):
     def __init__(self, rate):
         super().__init__()
@@ -175,7 +185,7 @@ def same(task):
 
 @pytest.mark.parametrize(
     "task",
-    [Smooth, Likely, Attributes, Clamped, Focal, Agreed, Dropped, Measured, InPlace, Held, Transformer],
+    [Smooth, Likely, Attributes, Clamped, Focal, Agreed, Dropped, Measured, InPlace, Held, Copied, Transformer],
     ids=lambda task: task.__name__,
 )
 def test_trials_of_one_bundle_have_numbers_of_their_own(task):
