@@ -109,7 +109,7 @@ class Unlike(Tiny):
 
 
 class Branching(Tiny):
-    """A loss that looks at its value, which no fused step can: the attempt fails."""
+    """A loss that looks at its value: trials that go different ways are computed in parts."""
 
     def loss(self, model: nn.Module, batch: Any, config: Config) -> torch.Tensor:
         loss = super().loss(model, batch, config)
@@ -126,7 +126,7 @@ TASKS: dict[str, tuple[ps.Task, dict[str, Any]]] = {
     "branching": (Branching(), LR),
 }
 TRIALS = {16: 2, 64: 4, 256: 8, 1024: 8, 4096: 16, 16384: 16}  # how many trials share the steps
-HEAVY = {"wide": 1024, "convolutional": 1024, "unlike": 1024}  # tasks whose steps are slow: the most steps
+HEAVY = {"wide": 4096, "convolutional": 1024, "unlike": 1024}  # tasks whose steps are slow: the most steps
 
 
 def run(name: str, steps: int, sharing: str, dir: Path, label: str, clock: Clock) -> tuple[float, str]:
