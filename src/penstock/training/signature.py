@@ -91,11 +91,6 @@ def attributes(model: nn.Module) -> list[str]:
     named = Comparing(names | {id(module): f"module {path}" for path, module in model.named_modules()})
     for path, module in model.named_modules():
         kind = type(module)
-        if isinstance(module, torch.jit.ScriptModule):
-            raise Unfusable(
-                f"{f'the module {path}' if path else 'the model'} is scripted, and a script runs for one trial alone: "
-                "leave torch.jit.script away, as steps are compiled where that pays"
-            )
         free = {attribute for attribute, _ in PER_TRIAL.get(kind, ())}
         parts.append(f"module {path} {named(kind)}")
         computed = computed_before(module) | _COMPILED

@@ -10,11 +10,12 @@ from torch import nn
 
 import penstock as ps
 from penstock.log.events import Placed
+from penstock.training.fused.general import General
 from penstock.training.fused.numbers import Notes, Number
 from penstock.training.fused.stacked import Unfusable
 from tests.studies import log, studies
-from tests.tasks import blobs
-from tests.training.together import farthest
+from tests.training.fused.test_watched import Plain
+from tests.training.together import Together, Trials, farthest
 
 SPACE = {
     "lr": ps.loguniform(0.01, 0.3),
@@ -25,25 +26,9 @@ SPACE = {
 }
 
 
-class Smooth(ps.Task):
-    batch_size = 16
-    eval_batch_size = 40
-
-    def data(self, config):
-        x, y = blobs()
-        return (x[:90].double(), y[:90]), (x[90:].double(), y[90:])
-
-    def model(self, config):
-        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
-
-    def optimizer(self, params, config):
-        return torch.optim.SGD(params, lr=config["lr"], momentum=0.9)
-
+class Smooth(Plain):
     def loss(self, model, batch, config):
         return F.cross_entropy(model(batch[0]), batch[1], label_smoothing=config["s"])
-
-    def metrics(self, model, batch, config):
-        return {"loss": F.cross_entropy(model(batch[0]), batch[1])}
 
 
 class Likely(Smooth):
@@ -207,6 +192,14 @@ class Branches(Smooth):
 @pytest.mark.parametrize("task", [Shaped, Branches])
 def test_a_number_that_decides_a_shape_or_a_branch_groups_the_trials(task):
     assert len(same(task)) == 2
+
+
+def test_the_general_way_takes_no_number_of_one_trial_for_all():
+    trials = Trials(Smooth())
+    configs = [{"lr": 0.1, "s": s} for s in (0.1, 0.4)]
+    together = Together(General).enter(*(trials.make(n, config) for n, config in enumerate(configs)))
+    with pytest.raises(Unfusable, match=r'config\["s"\] differs from trial to trial'):
+        together.step()
 
 
 def number(*rows):

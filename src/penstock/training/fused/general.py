@@ -26,7 +26,7 @@ class General(Way):
     def __init__(self, template: nn.Module, config: Config) -> None:
         super().__init__(template, config)
         self._may_draw = True
-        self._call = _Call(self.template, config)
+        self._call = _Call(self.template)
         self._places = {name: f"model.{name}" for name, _ in self.template.named_parameters()}
         self._places.update({name: f"model.{name}" for name, _ in self.template.named_buffers()})
 
@@ -49,7 +49,7 @@ class General(Way):
             kind = MappedKeys if self.template.training else NoKeys
             drawing.draw_by(kind(0, 0) if key is None else kind(key[0], key[1]))
             with drawing:
-                return functional_call(self._call, dict(state), (function, handed_out(batch)))
+                return functional_call(self._call, dict(state), (function, handed_out(batch), self.config))
 
         in_dims = (0, None if shared else 0, None if keys is None else 0, 0 if numbers else None)
         try:
@@ -65,9 +65,9 @@ class General(Way):
 class _Call(nn.Module):
     """The called module, of which the model is a submodule, so that a loss may touch the model's own submodules."""
 
-    def __init__(self, model: nn.Module, config: Config) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.config = model, config
+        self.model = model
 
-    def forward(self, function: Function, batch: Any) -> Any:
-        return function(self.model, batch, self.config)
+    def forward(self, function: Function, batch: Any, config: Config) -> Any:
+        return function(self.model, batch, config)

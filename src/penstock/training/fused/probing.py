@@ -16,8 +16,6 @@ import torch
 from torch import nn
 
 from penstock.seeds import step_key
-from penstock.training.copying import copied
-from penstock.training.fused.agreement import own_attributes
 from penstock.training.fused.numbers import Plain, configs_of, floats_of, is_number
 from penstock.training.fused.own_numbers import label
 from penstock.training.fused.watching import Numbered
@@ -48,8 +46,8 @@ def probe(training: Training, read: Config) -> Probed:
         return Probed()
     task = training.task
     try:
-        with own_randomness(), untouched(task), own_attributes(training.model), torch.no_grad():
-            way = Native(copied(training.model), training.config)
+        with own_randomness(), untouched(task), torch.no_grad():
+            way = Native(training.model, training.config)  # which runs a copy
             way.expect(names)
             way.vary([training])
             params, buffers = (_row(training.model.named_parameters()), _row(training.model.named_buffers()))
