@@ -5,14 +5,13 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
 
 import penstock as ps
 from penstock.training.fused import audit
 from penstock.training.fused.audit import Audits, Differs, Row, changes, holdings, step_alone
 from penstock.training.fused.ways import Native
 from tests.tasks import Blobs
-from tests.training.fused.test_watched import Plain, study
+from tests.training.fused.test_watched import CountsLater, Plain, study
 from tests.training.together import Together, Trials, assert_equal, farthest
 
 
@@ -119,30 +118,12 @@ def test_audits_take_a_small_part_of_the_time():
     assert not any(audits.due("full", 7, fast=False) for _ in range(1000))
 
 
-class Late(nn.Module):
-    """Counts some batches, which one module for all trials does too, and one that is captured does not."""
-
-    def __init__(self):
-        super().__init__()
-        self.steps = 0
-
-    def forward(self, x):
-        if self.training and x[0, 0] > 0.5:
-            self.steps += 1
-        return x / (1 + self.steps)
-
-
-class CountsLate(Plain):
-    def model(self, config):
-        return nn.Sequential(Late(), *super().model(config))
-
-
 @pytest.mark.usefixtures("always")
 def test_trials_go_on_alone_after_a_finding_as_if_they_had_never_been_together():
     made = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ps.SoloWarning)
         for sharing in ("solo", "fused"):
-            made[sharing] = study(CountsLate(), name=sharing).run(progress=False, sharing=sharing)
+            made[sharing] = study(CountsLater(), name=sharing).run(progress=False, sharing=sharing)
     curves = [[trial.curve for trial in result.trials] for result in made.values()]
     assert farthest(*curves)[0] <= 1e-9

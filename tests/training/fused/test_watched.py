@@ -264,7 +264,10 @@ class CountsLater(Plain):
         return nn.Sequential(CountsLate(), *super().model(config))
 
 
-@pytest.mark.parametrize("task", [Teacher, TeacherByData, Clamps, ClampsLate, AssignsBuffer, AssignsFromWeights])
+@pytest.mark.parametrize(
+    "task",
+    [Teacher, TeacherByData, Clamps, ClampsLate, AssignsBuffer, AssignsFromWeights, Counts, CountsLater],
+)
 def test_what_a_forward_or_loss_writes(task):
     same(task)
 
