@@ -81,6 +81,7 @@ class Bundle:
     where the worker has to measure it; ``reason`` says where a size comes from. The one trial of a distributed bundle
     has a worker on each of the devices; ``rank`` is this worker's number. All workers come to the ``meeting``, an
     address that the first worker makes. ``measure`` tells them to time a step on 1, 2, 4, … of the devices.
+    A packed bundle is made of ``parts``, which are solo and fused bundles; its placements are theirs.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Bundle:
     meeting: str = field(default="", repr=False)  # on a cluster it has the secret of the meeting
     measure: bool = False
     study: str = ""
+    parts: tuple[Bundle, ...] = ()
 
 
 @dataclass(frozen=True)

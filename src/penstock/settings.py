@@ -5,6 +5,7 @@ Beside it are the types of all options of ``tune``, for editors and type checker
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict, cast
@@ -17,7 +18,9 @@ from penstock.scheduling.base import Scheduler
 from penstock.scheduling.fifo import fifo
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
 from penstock.scheduling.growing import FIRST, First, Growing
+from penstock.scheduling.packs import PICKS, Packing, Pick
 from penstock.scheduling.waterfill import waterfill
+from penstock.space import Space
 from penstock.tabulated import TabulatedTask
 from penstock.task import AnyTask, shards, task_name
 from penstock.trial import Mode
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
     from penstock.algorithms.base import Algorithm
 
-SHARING = ("auto", "solo", "fused", "distributed")
+SHARING = ("auto", "solo", "fused", "packed", "distributed")
 SCHEDULERS: dict[str, Scheduler] = {
     "waterfill": waterfill,
     "dynamic_fluid": dynamic_fluid,
@@ -52,6 +55,8 @@ class RunSettings:
     growing: str = "best"
     mixed_types: bool = False
     deterministic: bool = False
+    packing: str | None = None
+    similarity: float | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -65,10 +70,10 @@ class RunSettings:
         if isinstance(self.on, Simulated) and self.workers is not None:
             raise StudyError("workers= is for real devices: a simulated cluster has Simulated(devices=...).")
         if not isinstance(self.sharing, str) or self.sharing not in SHARING:
-            raise StudyError(f'sharing must be "auto", "solo", "fused" or "distributed", got {shown(self.sharing)}.')
+            raise StudyError(f"sharing must be one of {', '.join(SHARING)}, got {shown(self.sharing)}.")
         if not isinstance(self.scheduler, str) or self.scheduler not in SCHEDULERS:
             raise StudyError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {shown(self.scheduler)}.")
-        if self.scheduler == "fifo" and self.sharing in ("fused", "distributed"):
+        if self.scheduler == "fifo" and self.sharing in ("fused", "packed", "distributed"):
             raise StudyError(
                 f'scheduler="fifo" gives each trial a device of its own: leave sharing="{self.sharing}" out.'
             )
@@ -94,8 +99,25 @@ class RunSettings:
             raise StudyError(
                 "deterministic=True measures nothing, and sharing='distributed' has to: leave one of them out."
             )
+        self._check_packing()
         object.__setattr__(self, "workers", workers)
         object.__setattr__(self, "weight", weight)
+
+    def _check_packing(self) -> None:
+        if self.packing is not None and (not isinstance(self.packing, str) or self.packing not in PICKS):
+            raise StudyError(f"packing must be one of {', '.join(PICKS)}, got {shown(self.packing)}.")
+        similarity = finite(self.similarity)
+        if self.similarity is not None and (similarity is None or similarity < 0):
+            raise StudyError(f"similarity must be a number of at least 0, got {shown(self.similarity)}.")
+        if self.similarity is not None and self.packing not in (None, "nearest"):
+            raise StudyError(f'similarity= goes with packing="nearest", got packing="{self.packing}": leave one out.')
+        for name in ("packing", "similarity"):
+            if getattr(self, name) is not None and self.sharing not in ("auto", "packed"):
+                raise StudyError(
+                    f'{name}= says which trials share a device in a pack, got sharing="{self.sharing}": use '
+                    f'sharing="packed" or "auto", or leave {name}= out.'
+                )
+        object.__setattr__(self, "similarity", similarity)
 
     @property
     def ray(self) -> bool:
@@ -107,6 +129,13 @@ class RunSettings:
         """The scheduler of that name."""
         return SCHEDULERS[self.scheduler]
 
+    def packs(self, space: Space, seed: int) -> Packing | None:
+        """Which trials are packed; None where none is."""
+        if self.sharing != "packed":
+            return None
+        similarity = math.inf if self.similarity is None else self.similarity
+        return Packing(cast(Pick, self.packing or PICKS[0]), similarity, True, space.domains, seed)
+
     @property
     def growth(self) -> Growing:
         """How trials grow onto idle devices."""
@@ -115,7 +144,8 @@ class RunSettings:
     def plain(self) -> dict[str, Any]:
         """The settings as the log keeps them; of a simulated cluster only how many devices it has."""
         on = f"Simulated(devices={len(self.on.cluster())})" if isinstance(self.on, Simulated) else self.on
-        return {**vars(self), "on": on}
+        said = {name: value for name, value in vars(self).items() if value is not None or name == "workers"}
+        return {**said, "on": on}
 
     def changed(self) -> dict[str, Any]:
         """The settings that are not the default ones."""
@@ -146,6 +176,8 @@ class TuneOptions(TypedDict, total=False):
     growing: str
     mixed_types: bool
     deterministic: bool
+    packing: str | None
+    similarity: float | None
     allow_changes: bool
     progress: bool | None
 
@@ -170,7 +202,7 @@ def check_task(settings: RunSettings, task: AnyTask, states: str | None) -> None
     if count == 1:
         return
     what = f"{task_name(task)} has shards = {count}, so that each trial trains on {count} devices"
-    if settings.sharing in ("solo", "fused"):
+    if settings.sharing in ("solo", "fused", "packed"):
         raise StudyError(f"{what}, got sharing={settings.sharing!r}: leave it out.")
     if settings.workers is None and not settings.ray and not simulated:
         raise StudyError(f"{what}, and without workers= there is one: use workers={count} or more.")

@@ -181,6 +181,8 @@ class Study:
         growing: str = "best",
         mixed_types: bool = False,
         deterministic: bool = False,
+        packing: str | None = None,
+        similarity: float | None = None,
         allow_changes: bool = False,
         progress: bool | None = None,
     ) -> Result:
@@ -192,8 +194,9 @@ class Study:
                 "ray?market=spot&idle=30" takes nodes of one market, and gives idle nodes back after 30 seconds instead
                 of 60.
             sharing: how trials share devices. "solo": one trial a device. "fused": many trials as one model, in bundles
-                as large as possible. "distributed": never several trials on a device, and one trial on several devices
-                where that pays. "auto": whichever of these is measured to pay.
+                as large as possible. "packed": unlike trials on one device too, as many as its memory holds; trials
+                that are alike are fused inside the pack. "distributed": never several trials on a device, and one trial
+                on several devices where that pays. "auto": whichever of these is measured to pay.
             scheduler: how devices are divided among trials: "waterfill", "dynamic_fluid", "static_fluid", or "fifo",
                 one trial a device.
             workers: the most devices to use, each with a worker of its own. The default is 1 on this machine, which
@@ -204,6 +207,10 @@ class Study:
             mixed_types: whether one trial's devices may be of several types; the slowest of them sets its pace.
             deterministic: decide nothing by measured times, so that one seed gives one result on one worker. Bundles
                 have a fixed size then, and no step is compiled.
+            packing: which trials join a pack first: "nearest", whose configs are most like its first trial's (the
+                default), "random", or "batch_size", trials of its batch size alone.
+            similarity: how far a config may be from that of its pack's first trial: a step of a number counts 1, and
+                so does another category. Without it any trial may join.
             allow_changes: go on although the task, the space or the algorithm changed since the log was written.
             progress: whether to show progress: a live block on a terminal, a live line in a notebook, and elsewhere a
                 line on stderr now and then. None is as True.
@@ -218,6 +225,8 @@ class Study:
             growing=growing,
             mixed_types=mixed_types,
             deterministic=deterministic,
+            packing=packing,
+            similarity=similarity,
         )
         self.task = as_task(self.task)  # its settings may have changed since the study was made
         check_task(how, self.task, self.states)
@@ -253,6 +262,7 @@ class Study:
                     pace=self._pace(executor, how, log.dir),
                     spreads=self._spreads(executor, how),
                     growing=how.growth,
+                    packing=how.packs(self.space, self.seed),
                     shards=shards(self.task),
                 )
                 with self._progress(progress) as engine.watch, stoppable(engine.interrupt):

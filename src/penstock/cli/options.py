@@ -17,6 +17,7 @@ class Sharing(StrEnum):
     auto = "auto"
     solo = "solo"
     fused = "fused"
+    packed = "packed"
     distributed = "distributed"
 
 
@@ -34,6 +35,14 @@ class Growing(StrEnum):
 
     best = "best"
     evenly = "evenly"
+
+
+class Packing(StrEnum):
+    """Which trials join a pack first."""
+
+    nearest = "nearest"
+    random = "random"
+    batch_size = "batch_size"
 
 
 class Format(StrEnum):
@@ -78,8 +87,13 @@ Devices = Annotated[int | None, typer.Option(min=1, help="How many simulated dev
 Workers = Annotated[int | None, typer.Option(min=1, help="How many devices, with a process each; on Ray at most.")]
 Weight = Annotated[float, typer.Option(min=0.001, help="The study's part of a Ray cluster beside other studies.")]
 HowShared = Annotated[
-    Sharing, typer.Option(help="solo: one trial a device. fused: many as one model. auto: what is measured to pay.")
+    Sharing,
+    typer.Option(
+        help="solo: one trial a device. fused: many as one model. packed: unlike ones too. auto: what pays, measured."
+    ),
 ]
+HowPacked = Annotated[Packing | None, typer.Option(help="Which trials join a pack first; the nearest unless given.")]
+Similarity = Annotated[float | None, typer.Option(help="How far from its pack's first trial a config may be.")]
 HowScheduled = Annotated[
     Scheduler, typer.Option(help="How trials divide the devices; fifo: one trial a device, in the order of asking.")
 ]

@@ -12,7 +12,7 @@ from penstock.scheduling.base import FULL, Assignment, Demand, Room
 
 @dataclass(eq=False)
 class Place:
-    """A bundle, and the trials that are to leave it."""
+    """A bundle, and the trials that are to leave it. A packed one has ``parts``, by the signature or trial of each."""
 
     name: str
     devices: tuple[str, ...]
@@ -24,11 +24,33 @@ class Place:
     members: dict[int, Placement] = field(default_factory=dict)
     leaving: set[int] = field(default_factory=set)
     torn: bool = False  # whether a trial died here beside others
+    parts: dict[str | int, Place] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
         """The share at which each of its trials really trains: the trials that are there divide the whole device."""
         return float(len(self.devices)) if len(self.devices) > 1 else 1 / len(self.members)
+
+    def pack(self, kind: str | int) -> None:
+        """Become a pack, whose first part is the bundle as it was."""
+        if self.mode != "packed":
+            self.parts[kind] = replace(self, members=dict(self.members), leaving=set(), parts={})
+            self.mode, self.signature, self.size, self.reason = "packed", "", None, ""
+
+    def bundle(self, study: str) -> Bundle:
+        """The bundle as an executor is told of it, without the trials that are to leave."""
+        return Bundle(
+            self.name,
+            self.devices,
+            tuple(one for trial, one in self.members.items() if trial not in self.leaving),
+            self.mode,
+            self.signature,
+            self.size,
+            self.reason,
+            measure=self.measure,
+            study=study,
+            parts=tuple(part for one in self.parts.values() if (part := one.bundle(study)).placements),
+        )
 
 
 @dataclass
@@ -81,6 +103,9 @@ class Bundling:
 
     def fits(self, assignment: Assignment, bytes: int) -> bool:
         """Whether an assignment's devices have room already: a trial that moves away leaves at its next boundary."""
+        if assignment.packed:
+            (name,) = assignment.devices
+            return self.devices[name].memory - self._taken[name].bytes >= bytes
         share = min(1.0, assignment.share) - FULL
         left = [self.room.get(name, Room(0.0, 0)) for name in assignment.devices]
         return all(one.share >= share and one.bytes >= bytes for one in left)
@@ -92,14 +117,25 @@ class Bundling:
         self._count += 1
         return Place(f"bundle {self._count}", devices, mode, signature)
 
-    def enter(self, place: Place, demand: Demand, placement: Placement, assignment: Assignment) -> None:
-        """Put a trial into a bundle."""
+    def enter(
+        self, place: Place, demand: Demand, placement: Placement, assignment: Assignment, part: Place | None = None
+    ) -> None:
+        """Put a trial into a bundle, and into its part of a pack."""
         trial, clock = demand.trial, self._clock()
         self.running[trial], self._begun[trial] = place, clock
         place.members[trial] = placement
+        if part is not None:
+            part.members[trial] = placement
         self._pace.entered(trial, place.devices[0], place.members, clock)
         self.demands[trial] = demand
         self.hold(assignment)
+        self._even(place)
+
+    def _even(self, place: Place) -> None:
+        """Let the trials of a pack divide its device equally."""
+        if place.mode == "packed":
+            for trial in place.members.keys() & self.assigned.keys():
+                self.hold(replace(self.assigned[trial], share=place.share, packed=True))
 
     def hold(self, assignment: Assignment) -> None:
         """Account for a trial's new share of devices, in place of its old share."""
@@ -130,6 +166,10 @@ class Bundling:
         self._pace.left(trial, place.members, self._clock())
         self._release(trial)
         self.demands.pop(trial)
+        for kind, part in list(place.parts.items()):
+            if part.members.pop(trial, None) is not None and not part.members:
+                del place.parts[kind]
+        self._even(place)
         return placement
 
     def lose(self, device: str) -> None:
@@ -182,15 +222,17 @@ class Bundling:
     def shrink(self, signature: str, size: int, devices: Collection[str]) -> None:
         """Limit fused bundles of a signature on these devices to ``size`` trials; a size of 1 dissolves them."""
         for place in self.bundles():
-            ours = place.signature == signature and place.mode == "fused" and place.devices[0] in devices
-            if not ours or place.size == size:
-                continue
-            place.size = size
-            for trial in place.members.keys() & self.assigned.keys():
-                self.hold(replace(self.assigned[trial], share=1 / size))
-            if len(place.members) > size:
-                place.leaving |= set(list(place.members)[size if size > 1 else 0 :])
-                self.declare(place)
+            for one in place.parts.values() or [place]:
+                ours = one.signature == signature and one.mode == "fused" and place.devices[0] in devices
+                if not ours or one.size == size:
+                    continue
+                one.size = size
+                if one is place:
+                    for trial in place.members.keys() & self.assigned.keys():
+                        self.hold(replace(self.assigned[trial], share=1 / size))
+                if len(one.members) > size:
+                    place.leaving |= set(list(one.members)[size if size > 1 else 0 :])
+                    self.declare(place)
 
     def stop(self) -> None:
         """Have every trial leave at its next boundary."""
@@ -200,18 +242,7 @@ class Bundling:
 
     def declare(self, place: Place) -> None:
         """Tell the executor which trials a bundle should hold, and how."""
-        placements = tuple(one for trial, one in place.members.items() if trial not in place.leaving)
-        if placements or place.leaving:
-            self._place(
-                Bundle(
-                    place.name,
-                    place.devices,
-                    placements,
-                    place.mode,
-                    place.signature,
-                    place.size,
-                    place.reason,
-                    measure=place.measure,
-                    study=self._study,
-                )
-            )
+        for part in place.parts.values():
+            part.leaving = place.leaving & part.members.keys()
+        if place.members:
+            self._place(place.bundle(self._study))

@@ -27,6 +27,7 @@ from penstock.log.writer import Log
 from penstock.numeric import legible, shown
 from penstock.scheduling.base import Scheduler
 from penstock.scheduling.growing import Growing
+from penstock.scheduling.packs import Packing
 from penstock.trial import Config, Report, Usage
 
 DRY = 3  # configs that are tried before the task is said to be at fault
@@ -69,6 +70,7 @@ class Engine:
         shards: int = 1,
         watch: Callable[[History], None] | None = None,
         devices: Collection[str] | None = None,
+        packing: Packing | None = None,
     ) -> None:
         self.study = log.dir.name
         self.log, self.history, self.decider = log, history, decider
@@ -89,6 +91,7 @@ class Engine:
             later=decider.later,
             study=self.study,
             own=devices,
+            packing=packing,
         )
         self.used = history.clock  # seconds, by earlier drivers
         self.interrupted = False
@@ -224,7 +227,8 @@ class Engine:
         if isinstance(event, Report):
             if event.unit > record.reported:
                 self.placing.acquit(event.trial)
-            self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=place.mode == "processes")
+            unlike = place.mode in ("processes", "packed")
+            self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=unlike)
             self._report(record, event)
         elif isinstance(event, StateSaved):
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))

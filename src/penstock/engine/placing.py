@@ -1,14 +1,14 @@
 """The one way from a waiting trial to a device: the scheduler's assignments become bundles.
 
 A trial with a part of a device shares a bundle with the other trials there. The bundle is fused where all of them have
-one signature; otherwise each trial has a process of its own. A trial with one whole device trains solo, and a trial
-with several devices is distributed. Every run goes this way, real or simulated, whatever its scheduler and its modes
-(invariant 10).
+one signature; otherwise it is a pack of such bundles, or each trial has a process of its own. A trial with one whole
+device trains solo, and a trial with several devices is distributed. Every run goes this way, real or simulated,
+whatever its scheduler and its modes (invariant 10).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from typing import Protocol
 
@@ -17,7 +17,9 @@ from penstock.engine.bundling import Bundling, Place
 from penstock.engine.clocking import Pace
 from penstock.engine.descriptions import Descriptions
 from penstock.engine.elastic import Elastic
+from penstock.engine.holdings import Holdings
 from penstock.engine.origins import Origin, origin
+from penstock.engine.packing import Packs
 from penstock.engine.queue import Queue
 from penstock.engine.sharded import Shards
 from penstock.engine.suspects import Suspects
@@ -27,10 +29,11 @@ from penstock.log import events
 from penstock.log.events import Event
 from penstock.log.history import History, TrialRecord
 from penstock.log.turns import Turn
-from penstock.scheduling.base import Assignment, Goal, Holding, Scheduler, View
+from penstock.scheduling.base import Assignment, Goal, Scheduler, View
 from penstock.scheduling.grouping import by_position
 from penstock.scheduling.growing import Growing
 from penstock.scheduling.nodes import together
+from penstock.scheduling.packs import Packing
 from penstock.trial import Later, StateRef
 
 MANY = 64  # with more devices a decision takes long, so none is made while trials move and none waits
@@ -71,6 +74,7 @@ class Placing:
         later: Callable[[str], tuple[Later, ...]] = nothing_later,
         study: str = "",
         own: Collection[str] | None = None,
+        packing: Packing | None = None,
     ) -> None:
         self.executor, self.history, self.schedule = executor, history, schedule
         self.log, self.clock, self.keeper = log, clock, keeper
@@ -82,7 +86,9 @@ class Placing:
             warns=self.pace.model.sharing != "never",
         )
         self.shards = Shards(shards) if shards > 1 else None
-        self.queue = Queue(history, self.descriptions, self.pace, self.suspects, later, shards if shards > 1 else 0)
+        self.packs = Packs(self, packing if "packed" in executor.modes else None)
+        width, features = shards if shards > 1 else 0, self.packs.features
+        self.queue = Queue(history, self.descriptions, self.pace, self.suspects, later, width, features)
         self.bundling = Bundling(executor.place, clock, self.pace, study)
         self.running = self.bundling.running  # the bundle of each trial that runs
         self.elastic = Elastic(self, growing or Growing(), spreads=spreads)
@@ -206,7 +212,8 @@ class Placing:
         leaving, there, formed = list(turns.leaving), list[int](), dict[str, Place]()
         self.queue.describe(devices.values(), cut_off)
         for trial, turn in cut_off.items():
-            one, bytes = Assignment(trial, turn.devices, turn.share), self.queue.waiting[trial].bytes
+            one = Assignment(trial, turn.devices, turn.share, packed=self.packs.forced)
+            bytes = self.queue.waiting[trial].bytes
             alike = len(devices) == 1 and set(turn.devices) == devices.keys() and self.bundling.fits(one, bytes)
             if trial in leaving:
                 demand = self.queue.pop(trial)
@@ -240,7 +247,7 @@ class Placing:
             return
         self.queue.describe(bundling.devices.values())
         self.tell_solo()
-        if bundling.room:
+        if bundling.room or (self.waiting and self.packs.any):
             self._assign()
         if self.waiting:
             self.elastic.give_back()
@@ -255,8 +262,10 @@ class Placing:
     def _assign(self) -> None:
         """Ask the scheduler, and carry out its assignments."""
         bundling, demands = self.bundling, self.queue.described(but=self.elastic.destined)
-        made = self.schedule(self.view(), demands, self.pace.speed())
+        view, speed = self.view(), self.pace.speed()
+        made = self.schedule(view, demands, speed) if bundling.room else []
         made = together(by_position(made, demands), bundling.assigned, bundling.devices)
+        made += self.packs.join(view, made, demands, speed)
         moved = [self.running[one.trial] for one in made if one.trial in self.running and bundling.move(one.trial)]
         begun = self._start([one for one in made if one.trial in self.queue.waiting])
         for place in dict.fromkeys([*moved, *begun]):
@@ -265,34 +274,43 @@ class Placing:
     def _start(self, made: list[Assignment]) -> Iterator[Place]:
         """Start the trials whose devices have room now; a trial waits while others still leave its devices."""
         company: dict[str, int] = {}
+        alike = self.packs.alike(made)
         for one in made:
             for name in one.devices:
                 company[name] = company.get(name, len(self.bundling.on(name))) + 1
         for one in made:
             if self.bundling.fits(one, self.queue.waiting[one.trial].bytes):
-                lonely = company[one.devices[0]] == 1 and self._size(one) is None
-                # A lone trial cannot measure fusing, so it has its device to itself.
-                place = self.enter(replace(one, share=1.0) if one.share < 1 and lonely else one)
+                # A lone trial cannot measure fusing, so it has its device to itself, or a part of a pack.
+                lonely = alike.get(one.trial, company[one.devices[0]]) == 1 and self.size(one) is None
+                alone = replace(one, share=1.0) if one.share < 1 and lonely and not one.packed else one
+                place = self.enter(alone, lonely=lonely)
                 if place is not None:
                     yield place
 
-    def _size(self, one: Assignment) -> int | None:
+    def size(self, one: Assignment) -> int | None:
+        """The most trials of a fused bundle of a trial's signature where it is assigned, None before it is measured."""
         return self.pace.size(self.descriptions.of(one.trial).signature or "", one.devices[0])
 
-    def enter(self, one: Assignment) -> Place | None:
-        """Put a trial into the bundle that its assignment calls for; None where the trial's state is gone for good."""
+    def enter(self, one: Assignment, *, lonely: bool = False) -> Place | None:
+        """Put a trial into the bundle that its assignment calls for; None where the trial's state is gone for good.
+
+        A ``lonely`` trial of a pack trains solo there.
+        """
         if len(one.devices) > 1 and self.shards is None and self._origin(one.trial).legs:
             one = replace(one, devices=one.devices[:1], share=1.0, measure=False)  # legs are trained on one device
         place = self._bundle(one)
-        return place if self._begin(place, one) else None
+        part = self.packs.part(place, one, lonely=lonely) if place.mode == "packed" else None
+        return place if self._begin(place, one, part) else None
 
     def _bundle(self, one: Assignment) -> Place:
         """The bundle that an assignment calls for: the one that is on its devices, or a new one."""
         signature = self.descriptions.of(one.trial).signature or ""
         others = self.bundling.on(one.devices[0])
+        if self.packs.calls_for(one):
+            return self.packs.bundle(one)
         if one.share >= 1:
             mode: BundleMode = "solo" if len(one.devices) == 1 else "distributed"
-            place = self.bundling.make(one.devices, mode, signature if mode == "distributed" else "")
+            place = self.bundling.make(one.devices, mode, signature)
             place.size = 1
             self._tell_unrepaid(signature, one.devices[0])
             if one.measure:
@@ -300,11 +318,11 @@ class Placing:
                 place.reason = f"a batch of {few} has no more parts" if few == len(one.devices) else ""
         elif others:
             place = self.running[next(iter(others))]
-            if place.signature != signature or not signature:
+            if place.mode != "packed" and (place.signature != signature or not signature):
                 place.mode = "processes"
         else:
             place = self.bundling.make(one.devices, "fused" if signature else "processes", signature)
-            place.size = self._size(one)
+            place.size = self.size(one)
             place.reason = self.pace.reason(signature, one.devices[0])
         return place
 
@@ -314,7 +332,7 @@ class Placing:
             self._unrepaid.add(signature)
             self.log(events.Measured(signature, device, "sharing", {}, 1, said, "solo", self.clock()))
 
-    def _begin(self, place: Place, one: Assignment) -> bool:
+    def _begin(self, place: Place, one: Assignment, part: Place | None = None) -> bool:
         """Log that a trial enters a bundle, and enter it; False where the trial's state is gone for good."""
         demand = self.queue.pop(one.trial)
         self.elastic.destined.pop(one.trial, None)
@@ -337,7 +355,7 @@ class Placing:
         placement = Placement(
             one.trial, attempt, record.config, record.granted, state, inherited, one.share, record.variant, legs, since
         )
-        self.bundling.enter(place, demand, placement, one)
+        self.bundling.enter(place, demand, placement, one, part)
         if one.measure:
             self.pace.unlike(one.trial)
         return True
@@ -352,42 +370,10 @@ class Placing:
         bundling = self.bundling
         return View(
             bundling.devices,
-            _Holdings(self),
+            Holdings(self),
             bundling.room,
             bundling.kinds,
             unlike="processes" in self.executor.modes,
             apart=self.elastic.apart,
             goal=self.goal,
         )
-
-
-class _Holdings(Mapping[int, Holding]):
-    """The running trials with the units that they have left, at one instant.
-
-    A holding is made when it is first looked at: schedulers look at few holdings, or at all of them several times.
-    """
-
-    def __init__(self, placing: Placing) -> None:
-        self._placing, self._bundling = placing, placing.bundling
-        self._clock = placing.clock()
-        self._made: dict[int, Holding] = {}
-
-    def __getitem__(self, trial: int) -> Holding:
-        if trial not in self._made:
-            self._made[trial] = self._make(trial)
-        return self._made[trial]
-
-    def _make(self, trial: int) -> Holding:
-        placing, bundling = self._placing, self._bundling
-        record, place = placing.history.trials[trial], bundling.running[trial]
-        units = record.granted - record.reported
-        done = placing.pace.done(trial, place.share, self._clock)
-        if units < 1:  # the trial has reported its budget, and is about to leave
-            units, done = 1, 0.99
-        return Holding(bundling.demand(trial, units), bundling.assigned[trial], done, place.share)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._bundling.assigned)
-
-    def __len__(self) -> int:
-        return len(self._bundling.assigned)

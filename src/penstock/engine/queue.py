@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from itertools import islice
 
 from penstock.bundle import Device
@@ -11,7 +11,7 @@ from penstock.engine.descriptions import Descriptions
 from penstock.engine.suspects import Suspects
 from penstock.log.history import History, TrialRecord
 from penstock.scheduling.base import Demand
-from penstock.trial import Later
+from penstock.trial import Config, Later
 
 AHEAD = 128  # trials for each device that are described at a time: describing a trial makes its model
 
@@ -20,7 +20,7 @@ class Queue:
     """The waiting trials, in the order of asking.
 
     ``later`` gives the rungs that follow a group. ``width`` is the number of devices that each trial must have, 0 where
-    a scheduler chooses it.
+    a scheduler chooses it. ``features`` says where a config is in the space, if trials may be packed.
     """
 
     def __init__(
@@ -31,8 +31,9 @@ class Queue:
         suspects: Suspects,
         later: Callable[[str], tuple[Later, ...]],
         width: int = 0,
+        features: Callable[[Config], tuple[Hashable, ...]] | None = None,
     ) -> None:
-        self.history, self.descriptions, self.pace = history, descriptions, pace
+        self.history, self.descriptions, self.pace, self._features = history, descriptions, pace, features
         self.suspects, self.later, self.width = suspects, later, width
         self.waiting: dict[int, Demand] = {}
         self._asked = 0  # how often a trial was queued
@@ -99,6 +100,8 @@ class Queue:
             "position": (0, 0) if state is None else (state.unit, state.step),
             "load": description.batch_size,
         }
+        if self._features is not None:
+            known["features"] = self._features(record.config)
         return Demand(**{**vars(demand), **known})  # `replace` takes twice as long
 
     def described(self, but: Collection[int]) -> list[Demand]:

@@ -52,7 +52,7 @@ class Executor(ABC):
       ``wait`` then moves the clock on to the next event, or by ``timeout``.
     """
 
-    modes: frozenset[BundleMode] = frozenset({"solo", "fused"})
+    modes: frozenset[BundleMode] = frozenset({"solo", "fused", "packed"})
     virtual: bool = False
     flexible: bool = False
     scales: bool = False

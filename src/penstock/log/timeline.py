@@ -68,7 +68,8 @@ def timeline(events: Iterable[Event]) -> list[Row]:
       state. Otherwise it left with the study.
     - Where a driver was killed, or still runs, its trials stay until the last line that it wrote.
 
-    A trial never stays on a device past the placement of another trial there, if one of the two runs alone.
+    A trial never stays on a device past the placement of another trial there, if one of the two runs alone; a packed
+    trial joins the trials there.
 
     >>> asked = Asked(0, {}, budget=2, group="g")
     >>> timeline([asked, Placed(0, 1, ("gpu 0",), "solo", None, 1.0), Ended("deadline", 4.0)])
@@ -92,7 +93,7 @@ def timeline(events: Iterable[Event]) -> list[Row]:
             for device in event.devices:
                 beside = [other for other in on.get(device, ()) if math.isnan(other.end) and other.until == math.inf]
                 for other in beside:
-                    if other.alone or stay.alone:
+                    if (other.alone or stay.alone) and event.mode != "packed":
                         other.until = event.clock
                 on[device] = [*beside, stay]
             stays.append(stay)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -24,6 +24,7 @@ class Demand:
       size.
     - ``open`` says that further trials join the group one by one. ``type`` is the type of the devices that the trial
       has left to be moved. ``width`` is set where no single device holds the trial: the number of devices it must have.
+    - ``features`` is where its config is in the space, for packs.
     """
 
     trial: int
@@ -40,6 +41,7 @@ class Demand:
     load: int = 1
     later: tuple[Later, ...] = ()
     width: int = 0
+    features: tuple[Hashable, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Assignment:
     """A trial gets 1/p of one device, or as many whole devices as ``share`` says.
 
     The mode follows from this. A trial on one whole device trains solo, a trial on several devices distributed. Trials
-    that share a device are fused where they have one signature, and train in processes of their own where not.
+    that share a device are fused where they have one signature; where not, they train in processes of their own, or in
+    a pack. A ``packed`` trial joins the trials on its device, which divide the device anew.
     ``measure`` asks the trial's workers to time its steps on 1, 2, 4, … of the devices. ``lent`` is how many of the
     devices were idle when the trial got them; they go back to trials that wait.
     """
@@ -57,6 +60,7 @@ class Assignment:
     share: float = 1.0
     measure: bool = False
     lent: int = 0
+    packed: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.trial import Usage
@@ -38,14 +39,29 @@ class Account:
 
     def __init__(self, device: str) -> None:
         self._device = device
+        self._own: Callable[[], float] | None = None  # the seconds of the part of a pack that trains now
+        self._charged = time.perf_counter()  # when trials were charged last
+
+    def charge_by(self, own: Callable[[], float] | None) -> None:
+        """From now on charge the seconds that ``own`` gives: those of one part of a pack since its last charge."""
+        self._own = own
+
+    def since(self) -> float:
+        """The seconds for which no trial was charged yet."""
+        return time.perf_counter() - self._charged
 
     def open(self, step: int) -> Entry:
         """Begin to count for a trial that has trained so many steps."""
+        self._charged = time.perf_counter()
         return Entry(step)
 
     def charge(self, entries: Sequence[Entry], seconds: float) -> None:
-        """Divide the seconds equally among trials that used the device together."""
-        share = seconds / max(1, len(entries))
+        """Divide the seconds equally among trials that used the device together.
+
+        In a pack the caller's seconds are not its own, as other bundles trained meanwhile: its part of them counts.
+        """
+        self._charged = time.perf_counter()
+        share = (seconds if self._own is None else self._own()) / max(1, len(entries))
         for entry in entries:
             entry.add(share)
 

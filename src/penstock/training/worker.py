@@ -19,6 +19,7 @@ from penstock.task import FunctionTask, Task, shards
 from penstock.training.account import Account
 from penstock.training.runs.base import Events, Run
 from penstock.training.runs.fused import FusedRun
+from penstock.training.runs.packed import PackedRun, grows_into
 from penstock.training.runs.solo import SoloRun
 from penstock.trial import Config, StateRef
 
@@ -47,10 +48,16 @@ def _gang(worker: Worker, bundle: Bundle) -> Run:
     return GangRun(worker, bundle)
 
 
+def _solo(worker: Worker, bundle: Bundle) -> Run:
+    """A trial alone; as the one row of a fused bundle where such a step can be captured."""
+    return FusedRun(worker, bundle) if worker.captures(bundle) else SoloRun(worker, bundle)
+
+
 RUNS: dict[BundleMode, Callable[[Worker, Bundle], Run]] = {
-    "solo": SoloRun,
+    "solo": _solo,
     "processes": SoloRun,
     "fused": FusedRun,
+    "packed": PackedRun,
     "distributed": _gang,
 }
 
@@ -74,7 +81,7 @@ class Worker:
         self._new: dict[int, tuple[Training, State | None]] = {}  # by trial without a state: it, and its random states
         self._regrown: dict[int, State] = {}  # by trial: the state that the legs before it gave
         self._data: DataCache | None = None
-        self._kept: Kept | None = None  # what the trial that began last keeps outside of its model
+        self.kept: Kept | None = None  # what the trial that began last keeps outside of its model
         self._reads: list[Reads] = []  # the values that loss and metrics were seen to read from configs
         self._seen: Signatures | None = None  # the signatures of the trials that were described
         self._recipes: dict[str, Recipe] = {}  # by signature
@@ -92,6 +99,9 @@ class Worker:
         self._next = bundle if bundle.placements else None
         if self._run is None:
             self._begin_next()
+        elif grows_into(bundle, self._run):
+            self._run = PackedRun(self, bundle, (self._run, self._events))
+            self._events, self._next = self._run.events(), None
         elif self._run.declare(bundle):
             self._next = None
 
@@ -157,7 +167,7 @@ class Worker:
         from penstock.training.loop import Training
 
         training = self._taken_up(placement, Training)
-        self._kept = training.kept
+        self.kept = training.kept
         return training
 
     def _taken_up(self, placement: Placement, kind: type[Training]) -> Training:
@@ -180,7 +190,7 @@ class Worker:
     def begin_spread(self, placement: Placement) -> Distributed:
         """A trial that other workers train too, at its placement's state."""
         training = self._made(self._spread, placement.trial, placement.config)
-        self._kept = training.kept
+        self.kept = training.kept
         self._expect(training)
         self._restore(training, placement)
         return training
@@ -303,9 +313,16 @@ class Worker:
             alike = [one for known, one in self._recipes.items() if family(known) == family(bundle.signature)]
             recipe = alike[-1].of_another_size() if alike else Recipe(compilable=fast, capturable=fast)
             self._recipes[bundle.signature] = recipe
-        if bundle.size is not None:
+        if bundle.size is not None and bundle.mode == "fused":
             recipe.limit(bundle.size)
         return recipe
+
+    def captures(self, bundle: Bundle) -> bool:
+        """Whether the step of a trial alone may be captured: on a GPU, as far as nothing is known against it."""
+        if not self.on_gpu or not bundle.signature or isinstance(self.job.task, FunctionTask):
+            return False
+        recipe = self.recipe(bundle)
+        return recipe.capturable and not recipe.own and not recipe.refused
 
     def free_bytes(self) -> int:
         """The memory that a bundle may take; half of a CPU's, which other programs use too."""
@@ -324,12 +341,17 @@ class Worker:
 
             torch.cuda.empty_cache()
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its device computes while the host goes on."""
+        return self.device.startswith("cuda")
+
     def synchronize(self) -> None:
-        """Wait until an accelerator has computed everything that was asked of it."""
-        if self.device.startswith("cuda"):
+        """Wait until an accelerator has computed everything that was asked of it on the current stream."""
+        if self.on_gpu:
             import torch
 
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
 
     def describe_all(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
         """Describe several configs' trials, whose numbers are ``trials`` where they are known."""
@@ -363,14 +385,18 @@ class Worker:
             self._keep_new(trial, training, random)
         return description
 
+    def outside(self, kept: Kept | None) -> None:
+        """Note what the trials that train now keep outside of their models."""
+        self.kept = kept
+
     @contextmanager
     def _outside_kept(self) -> Iterator[None]:
         """Let the trial that trains here find its values outside of its model again, whatever is described."""
         try:
             yield
         finally:
-            if self._kept is not None:
-                self._kept.bring_back()
+            if self.kept is not None:
+                self.kept.bring_back()
 
     def keep_begun(self, placement: Placement, training: Training) -> bool:
         """Let a small trial that goes before it has a state stay in memory: it goes on here as it is, or else anew."""

@@ -109,6 +109,9 @@ class Driven:
         assert not any(isinstance(e, Left) for e in events[:-1])
         return events[-1]
 
+    def read(self, state):
+        return load(self.states, state)
+
     def assert_as_alone(self, *trials):
         """Curves, and the states that were written last, are those of the trials alone."""
         for trial in trials:
@@ -116,7 +119,7 @@ class Driven:
             assert [e.unit for e in reports] == list(range(1, len(reports) + 1)), "no report twice, and none missing"
             config = self.placed[trial].config
             state = next(e.state for e in reversed(self.of(trial)) if getattr(e, "state", None))
-            state = load(self.states, state)
+            state = self.read(state)
             alone = Alone(Trials(self.task), trial, config, state["step"])
             alone.assert_like(state, [e.metrics for e in reports][: state["unit"]])
 

@@ -45,7 +45,7 @@ class SimulatedExecutor(Executor):
     def __init__(self, job: Job, settings: Simulated) -> None:
         self._settings = settings
         self.provisioning = settings.provision
-        self.modes: frozenset[BundleMode] = frozenset({"solo", "fused", "distributed"})
+        self.modes: frozenset[BundleMode] = frozenset({"solo", "fused", "packed", "distributed"})
         if settings.processes:
             self.modes |= {"processes"}
         self.flexible = self.scales = settings.most is not None

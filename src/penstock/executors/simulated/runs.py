@@ -235,6 +235,8 @@ def pace(member: SimulatedTrial, settings: Simulated) -> tuple[float, float]:
     if settings.fixed_shares:
         return curve.at(member.placement.share) / run.speed, member.placement.share
     width, together = len(run.devices), len(run.members)
+    if run.mode == "packed":
+        return _turns(member) / settings.packs / run.speed, 1 / together
     slower = _turns(member) if settings.curves else curve.at(1 / together)
     return curve.at(min(width, curve.widest)) * slower / run.speed, width / together
 

@@ -50,6 +50,7 @@ class Simulated:
         most: the most devices that there can be. A study that can use more devices than there are gets them
             ``provision`` seconds later, and devices that it cannot use go. With None the number does not change.
         processes: whether unlike trials may share a device, in processes of their own; no real executor can yet.
+        packs: how many times as fast the bundles of a pack train as in turn; 1.0 where they take turns.
         kept: whether the next study on simulated devices of these types knows what was measured on them.
         fixed_shares: every trial has the time of its placement's share, whatever other trials are there.
         unit_seconds: the seconds of a unit of a task that really trains, alone on a device of speed 1; one number, or
@@ -76,6 +77,7 @@ class Simulated:
     seed: int = 0
     most: int | None = None
     processes: bool = False
+    packs: float = 1.0
     kept: bool = True
     fixed_shares: bool = False
     unit_seconds: float | Mapping[str, float] | None = None
@@ -94,6 +96,7 @@ class Simulated:
                 raise StudyError(f"devices of Simulated must be at most {MOST}, got {count}.")
         for name in ("opening", "start", "stop", "save", "provision", "loss_rate"):
             self._set(name, _time(name, getattr(self, name)))
+        self._set("packs", _positive("packs", self.packs))
         for name in ("returns", "processes", "kept", "fixed_shares"):
             if not isinstance(value := getattr(self, name), bool):
                 raise StudyError(f"{name} of Simulated must be True or False, got {shown(value)}.")

@@ -21,24 +21,36 @@ def seed_everything(seed: int) -> None:
             torch.cuda.manual_seed_all(seed)
 
 
+class Standing:
+    """Where the global generators stand now."""
+
+    def __init__(self) -> None:
+        self._numpy, self._torch = sys.modules.get("numpy"), sys.modules.get("torch")
+        self._of_python = random.getstate()
+        self._of_numpy = self._numpy.random.get_state() if self._numpy else None
+        self._of_torch = self._torch.get_rng_state() if self._torch else None
+        in_use = self._torch is not None and self._torch.cuda.is_initialized()
+        self._of_cuda = self._torch.cuda.get_rng_state_all() if self._torch and in_use else []
+
+    def bring_back(self) -> None:
+        """Let the generators stand there again."""
+        random.setstate(self._of_python)
+        if self._numpy:
+            self._numpy.random.set_state(self._of_numpy)
+        if self._torch:
+            self._torch.set_rng_state(self._of_torch)
+            if self._of_cuda:
+                self._torch.cuda.set_rng_state_all(self._of_cuda)
+
+
 @contextmanager
 def own_randomness() -> Iterator[None]:
     """Leave the global generators as they were, whatever the block draws from them."""
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    python_state = random.getstate()
-    numpy_state = numpy.random.get_state() if numpy else None
-    torch_state = torch.get_rng_state() if torch else None
-    cuda_states = torch.cuda.get_rng_state_all() if torch and torch.cuda.is_initialized() else []
+    before = Standing()
     try:
         yield
     finally:
-        random.setstate(python_state)
-        if numpy:
-            numpy.random.set_state(numpy_state)
-        if torch:
-            torch.set_rng_state(torch_state)
-            if cuda_states:
-                torch.cuda.set_rng_state_all(cuda_states)
+        before.bring_back()
 
 
 def position() -> tuple[object, ...]:

@@ -1,7 +1,8 @@
 """A run: a bundle on its worker, until no trial is left in it.
 
 A run is a generator of events, with None at every step boundary. Its bundle may be declared anew between two of them.
-``solo.py`` trains one trial alone, ``fused.py`` several as one model, and ``gang.py`` one on several workers.
+``solo.py`` trains one trial alone, ``fused.py`` several as one model, ``packed.py`` several such bundles in turn or on
+streams of their own, and ``gang.py`` one trial on several workers.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ class Run(ABC):
     @abstractmethod
     def over(self) -> bool:
         """Whether no trial is left."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the device still has so much of this run's work that the next step can wait."""
+        return False
+
+    def wait(self) -> None:  # noqa: B027 (a run that enqueues nothing ahead is never busy)
+        """Block until the run is not busy."""
 
 
 class OneTrial(Run):

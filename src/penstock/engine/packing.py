@@ -1,0 +1,90 @@
+"""Packs: the bundles that share a device in one worker, and the trials that join them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.engine.bundling import Place
+from penstock.scheduling.base import Assignment, Demand, Holding, View, room
+from penstock.scheduling.packs import Packing, join
+from penstock.speed.model import Speed
+from penstock.trial import Config
+
+if TYPE_CHECKING:
+    from penstock.engine.placing import Placing
+
+
+class Packs:
+    """The packs of a study; without ``packing`` there are none."""
+
+    def __init__(self, placing: Placing, packing: Packing | None) -> None:
+        self._placing, self._packing = placing, packing
+
+    @property
+    def any(self) -> bool:
+        """Whether trials may be packed at all."""
+        return self._packing is not None
+
+    @property
+    def forced(self) -> bool:
+        """Whether every bundle on one device is a pack."""
+        return self._packing is not None and self._packing.forced
+
+    @property
+    def features(self) -> Callable[[Config], tuple[Hashable, ...]] | None:
+        """Where a config is in the space, if trials may be packed."""
+        return None if self._packing is None else self._packing.features
+
+    def join(self, view: View, made: Sequence[Assignment], demands: Sequence[Demand], speed: Speed) -> list[Assignment]:
+        """Trials that got no devices join the packs on devices; no suspect does, as it may kill its worker."""
+        placing = self._placing
+        if self._packing is None or len(made) >= len(demands) or placing.bundling.moving:
+            return []
+        half = placing.suspects.half
+        asked = {demand.trial: demand for demand in demands if not half(demand.trial)}
+        running = {**view.running, **{one.trial: Holding(asked[one.trial], one) for one in made if one.trial in asked}}
+        unsafe = {name for trial, place in placing.running.items() if half(trial) for name in place.devices}
+        unsafe |= {name for one in made if one.trial not in asked for name in one.devices}
+        devices = {name: device for name, device in view.devices.items() if name not in unsafe}
+        there = {trial: one for trial, one in running.items() if devices.keys() >= {*one.assignment.devices}}
+        seen = replace(view, devices=devices, running=there, room=room(devices, there.values()))
+        return join(seen, [demand for trial, demand in asked.items() if trial not in running], speed, self._packing)
+
+    def alike(self, made: Sequence[Assignment]) -> dict[int, int]:
+        """By trial that enters a pack: how many trials of its signature will be there."""
+        placing = self._placing
+        entering = [one for one in made if self.calls_for(one)]
+        kinds = {one.trial: (one.devices[0], placing.queue.waiting[one.trial].signature) for one in entering}
+        count = Counter(kinds.values())
+        for name in {one.devices[0] for one in entering}:
+            count.update((name, placing.bundling.demands[trial].signature) for trial in placing.bundling.on(name))
+        return {trial: count[kind] for trial, kind in kinds.items()}
+
+    def calls_for(self, one: Assignment) -> bool:
+        """Whether an assignment is to a pack."""
+        return one.packed or (self.forced and len(one.devices) == 1)
+
+    def bundle(self, one: Assignment) -> Place:
+        """The pack on a device, made of the bundle that is there, or new."""
+        bundling = self._placing.bundling
+        first = next(iter(bundling.on(one.devices[0])), None)
+        if first is None:
+            return bundling.make(one.devices, "packed", "")
+        place = self._placing.running[first]
+        place.pack(bundling.demands[first].signature if place.mode == "fused" else first)
+        return place
+
+    def part(self, place: Place, one: Assignment, *, lonely: bool) -> Place:
+        """The part of a pack that a trial enters: the fused bundle of its signature, or else a bundle of its own."""
+        placing = self._placing
+        signature, size = placing.descriptions.of(one.trial).signature or "", placing.size(one)
+        fuses = bool(signature) and size != 1 and not lonely
+        kind = placing.queue.waiting[one.trial].signature if fuses else one.trial
+        if kind not in place.parts:
+            part = place.parts[kind] = placing.bundling.make(one.devices, "fused" if fuses else "solo", "")
+            if fuses:
+                part.signature, part.size, part.reason = signature, size, placing.pace.reason(signature, one.devices[0])
+        return place.parts[kind]

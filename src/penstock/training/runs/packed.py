@@ -1,0 +1,204 @@
+"""Several bundles on one worker, solo or fused: a pack (Pack §2.2).
+
+Each part of a pack is a run of its own, and no part waits for another, where Pack §3.1 has a barrier at every step. On
+an accelerator each part has a stream. A part whose work is enqueued ahead is left alone until it needs the next call.
+Elsewhere the parts take turns, each for as many seconds of the device as the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.bundle import Bundle, BundleMode, Gathering, TrialFailed, TrialFinished, TrialStopped, WorkerEvent
+from penstock.task import FunctionTask
+from penstock.training.random.generators import Standing
+from penstock.training.runs.base import Events, Run, key
+from penstock.training.runs.fused import FusedRun
+from penstock.training.runs.solo import SoloRun
+
+if TYPE_CHECKING:
+    from penstock.training.keeping import Kept
+    from penstock.training.worker import Worker
+
+TURN = 0.005  # seconds that a part has the device at least: each change of parts brings values back
+PARTS: dict[BundleMode, type[Run]] = {"solo": SoloRun, "fused": FusedRun}
+
+
+class _Part:
+    """A bundle of a pack: its run, its stream, its seconds, and what it finds again when its turn comes."""
+
+    def __init__(self, run: Run, events: Events, seconds: float, stream: Any) -> None:
+        self.run, self.events, self.stream = run, events, stream
+        self.seconds = seconds  # of the device; a part that comes later begins with as many as the others have
+        self.called = 0  # the number of its last turn
+        self._uncharged = 0.0
+        self._standing: Standing | None = None
+        self._kept: Kept | None = None
+
+    def add(self, seconds: float) -> None:
+        """Count seconds of the device."""
+        self.seconds += seconds
+        self._uncharged += seconds
+
+    def charged(self) -> float:
+        """The seconds since the last call."""
+        seconds, self._uncharged = self._uncharged, 0.0
+        return seconds
+
+    def call(self, turn: int) -> None:
+        """Note its turn."""
+        self.called = turn
+
+    def leave_off(self, kept: Kept | None) -> None:
+        """Keep where the random generators stand, and what its task keeps outside of models, until its next turn."""
+        self._standing, self._kept = Standing(), kept
+
+    def take_up(self) -> Kept | None:
+        """Let all of that be there again."""
+        if self._standing is not None:
+            self._standing.bring_back()
+        if self._kept is not None:
+            self._kept.bring_back()
+        return self._kept
+
+
+def grows_into(bundle: Bundle, run: Run) -> bool:
+    """Whether a bundle that trains alone becomes the first part of a pack."""
+    return bundle.mode == "packed" and bundle.name == run.bundle.name and not isinstance(run, PackedRun)
+
+
+class PackedRun(Run):
+    """Several bundles on one worker; ``first`` is one that trains there already, and goes on undisturbed."""
+
+    def __init__(self, worker: Worker, bundle: Bundle, first: tuple[Run, Events | None] | None = None) -> None:
+        super().__init__(worker, bundle)
+        self._parts: dict[str, _Part] = {}  # by name
+        self._left: set[tuple[int, int]] = set()  # placements that have left: a declaration may still name them
+        self._now: _Part | None = None  # the part that had the last turn
+        self._held = False  # whether it must have the next one too: a function goes on until it reports
+        self._turns = 0
+        self._began = self._since = time.perf_counter()  # of its turn, and of the seconds that no part has yet
+        if first is not None:
+            run, events = first
+            assert events is not None
+            self._now = self._parts[run.bundle.name] = _Part(run, events, 0.0, self._stream())
+            self._now.add(worker.account.since())
+        self.declare(bundle)
+
+    @property
+    def over(self) -> bool:
+        return not self._parts
+
+    def declare(self, bundle: Bundle) -> bool:
+        ours = bundle.name == self.bundle.name or not bundle.placements
+        wanted = {part.name: part for part in bundle.parts} if ours else {}
+        for name, part in self._parts.items():
+            part.run.declare(wanted.pop(name, replace(part.run.bundle, placements=())))
+        least = min((part.seconds for part in self._parts.values()), default=0.0)
+        for name, new in wanted.items():
+            if coming := tuple(one for one in new.placements if key(one) not in self._left):
+                run = PARTS[new.mode](self.worker, replace(new, placements=coming))
+                self._parts[name] = _Part(run, run.events(), least, self._stream())
+        if ours:
+            self.bundle = bundle
+        return ours
+
+    def events(self) -> Events:
+        try:
+            while self._parts:
+                yield self._advance(self._next())
+        finally:
+            self.worker.account.charge_by(None)
+            for part in self._parts.values():
+                part.events.close()
+
+    def _advance(self, part: _Part) -> WorkerEvent | Gathering | None:
+        """Train a part to its next event or boundary."""
+        event, ended = None, False
+        with self._turn(part):
+            try:
+                event = next(part.events)
+            except StopIteration:  # the run gave up: trials that were to enter have not begun
+                ended = True
+                part.run.declare(replace(part.run.bundle, placements=()))
+        if isinstance(event, TrialFinished | TrialStopped | TrialFailed):
+            self._left.add((event.trial, event.attempt))
+        self._held = event is None and isinstance(self.worker.job.task, FunctionTask)
+        if ended or part.run.over:
+            part.events.close()
+            self._parts = {name: one for name, one in self._parts.items() if one is not part}
+            self._now, self._held = None, False
+        return event
+
+    # Turns
+
+    def _next(self) -> _Part:
+        """The part to advance: of the parts that are not busy, the one that had the fewest seconds of the device."""
+        if self._now is not None and self._held:
+            return self._now
+        parts = list(self._parts.values())
+        free = [part for part in parts if not part.run.busy]
+        if not free:
+            first = min(parts, key=lambda part: part.called)
+            first.run.wait()
+            return first
+        if self.worker.job.deterministic:  # by turns and not by times, so that the order of reports repeats
+            return min(free, key=lambda part: part.called)
+        if self._now in free and time.perf_counter() - self._began < TURN:
+            return self._now
+        return min(free, key=lambda part: part.seconds)
+
+    @contextmanager
+    def _turn(self, part: _Part) -> Iterator[None]:
+        self._divide()
+        if part is not self._now:
+            if self._now is not None:
+                self._now.leave_off(self.worker.kept)
+            self.worker.outside(part.take_up())
+            self._now, self._began = part, time.perf_counter()
+        self.worker.account.charge_by(partial(self._charged, part))
+        self._turns += 1
+        part.call(self._turns)
+        with self._on(part.stream):
+            yield
+        self._divide()
+
+    def _charged(self, part: _Part) -> float:
+        self._divide()
+        return part.charged()
+
+    def _divide(self) -> None:
+        """Divide the seconds since the last call among the parts that had work on the device."""
+        there = [part for part in self._parts.values() if part is self._now or part.run.busy]
+        if not there:
+            return  # the part that comes next has them
+        now = time.perf_counter()
+        for part in there:
+            part.add((now - self._since) / len(there))
+        self._since = now
+
+    # Streams of an accelerator
+
+    def _stream(self) -> Any:
+        if not self.worker.device.startswith("cuda"):
+            return None
+        import torch
+
+        return torch.cuda.Stream(self.worker.torch_device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _on(self, stream: Any) -> Iterator[None]:
+        """Enqueue on a part's own stream, after all that was enqueued outside of parts, such as a model's making."""
+        if stream is None:
+            yield
+            return
+        import torch
+
+        stream.wait_stream(torch.cuda.default_stream(self.worker.torch_device))
+        with torch.cuda.stream(stream):
+            yield
