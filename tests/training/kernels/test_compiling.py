@@ -28,10 +28,11 @@ from penstock.training.kernels.compiling import compiling
 
 compiling().start()
 side = compiling()._process.pid
+reads, writes = os.pipe()
 if (child := os.fork()) == 0:
-    assert compiling()._process is None
+    os.write(writes, str(int(compiling()._process is None)).encode())
 else:
-    print(side, child, flush=True)
+    print(side, child, os.read(reads, 1).decode(), flush=True)
 signal.pause()
 """
 
@@ -138,10 +139,11 @@ def test_a_side_process_ends_with_its_driver_though_a_fork_of_the_driver_lives(t
     driver = fork("tests.programs")
     driver.connection.send((["python", str(tmp_path / "held.py")], str(tmp_path / "said"), os.devnull))
     with (tmp_path / "said").open() as said:
-        side, child = map(int, said.readline().split())
+        side, child, forgotten = map(int, said.readline().split())
     ended = os.pidfd_open(side)
     try:
         driver.kill()
+        assert forgotten
         wait([ended])
     finally:
         os.close(ended)
