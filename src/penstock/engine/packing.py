@@ -84,7 +84,7 @@ class Packs:
         fuses = bool(signature) and size != 1 and not lonely
         kind = placing.queue.waiting[one.trial].signature if fuses else one.trial
         if kind not in place.parts:
-            part = place.parts[kind] = placing.bundling.make(one.devices, "fused" if fuses else "solo", "")
+            part = place.parts[kind] = placing.bundling.make(one.devices, "fused" if fuses else "solo", signature)
             if fuses:
-                part.signature, part.size, part.reason = signature, size, placing.pace.reason(signature, one.devices[0])
+                part.size, part.reason = size, placing.pace.reason(signature, one.devices[0])
         return place.parts[kind]

@@ -30,6 +30,7 @@ from penstock.training.random.generators import position, random_state, seed_eve
 from penstock.training.random.keyed import Solo
 from penstock.training.returned import made_model, split_scheduler
 from penstock.training.spread.parts import InParts, Part
+from penstock.training.uncompiled import step, uncompiled
 from penstock.trial import Config, Metrics, Mode, score
 
 
@@ -104,7 +105,8 @@ class Training:
     def optimize(self) -> None:
         """Make the optimizer and the scheduler of the model's parameters."""
         task, config = self.task, self.config
-        self.optimizer = task.optimizer(list(self.model.parameters()), config)
+        with uncompiled():
+            self.optimizer = task.optimizer(list(self.model.parameters()), config)
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise TaskError(
                 f"{task_name(task)}.optimizer must return a torch optimizer, got {sort(self.optimizer)}: return one of "
@@ -165,7 +167,7 @@ class Training:
             return
         self.backward(batch)
         if self.scaler is None:
-            optimizer.step()
+            step(optimizer)
         else:
             self.scaler.step(optimizer)
             self.scaler.update()
@@ -325,12 +327,14 @@ class Training:
         Not ``drawn``: the trial itself has not touched Python's and numpy's generators.
         """
         at_best = self.best_step == self.step and self.best_unit == self.unit
+        with uncompiled():
+            optimizer = self.optimizer.state_dict()
         return {
             "unit": self.unit,
             "step": self.step,
             "position": {"unit_step": self.unit_step, "epoch": self.epoch, "place": self.place},
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer,
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "random": None
@@ -353,11 +357,12 @@ class Training:
         self.unit, self.step = state["unit"], state["step"]
         self.unit_step, self.epoch, self.place = (state["position"][k] for k in ("unit_step", "epoch", "place"))
         self.model.load_state_dict(state["model"])
-        if inherited:
-            own = self.optimizer.state_dict()
-            self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own["param_groups"]})
-            return
-        self.optimizer.load_state_dict(state["optimizer"])
+        with uncompiled():
+            if inherited:
+                own = self.optimizer.state_dict()
+                self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own["param_groups"]})
+                return
+            self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.scaler is not None:

@@ -18,7 +18,7 @@ from penstock.log.states import prefix
 from penstock.task import FunctionTask, Task, shards
 from penstock.training.account import Account
 from penstock.training.runs.base import Events, Run
-from penstock.training.runs.fused import FusedRun
+from penstock.training.runs.fused import FusedRun, alone
 from penstock.training.runs.packed import PackedRun, grows_into
 from penstock.training.runs.solo import SoloRun
 from penstock.trial import Config, StateRef
@@ -48,13 +48,8 @@ def _gang(worker: Worker, bundle: Bundle) -> Run:
     return GangRun(worker, bundle)
 
 
-def _solo(worker: Worker, bundle: Bundle) -> Run:
-    """A trial alone; as the one row of a fused bundle where such a step can be captured."""
-    return FusedRun(worker, bundle) if worker.captures(bundle) else SoloRun(worker, bundle)
-
-
 RUNS: dict[BundleMode, Callable[[Worker, Bundle], Run]] = {
-    "solo": _solo,
+    "solo": alone,
     "processes": SoloRun,
     "fused": FusedRun,
     "packed": PackedRun,

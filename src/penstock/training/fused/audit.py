@@ -182,11 +182,11 @@ def step_alone(start: Row, batch: Any, nudge: float = 0.0) -> Tensors:
             made = changes(before, holdings(stack, trial))
         finally:
             now.put_back()
-    count = sum(grad.numel() for grad in grads.values())
-    mean = (sum(float(grad.double().square().sum()) for grad in grads.values()) / max(1, count)) ** 0.5
-    for name, grad in grads.items():
-        quiet = grad.detach().abs().cpu() <= QUIET[precision(stack, trial)] * mean
-        made[f"the parameter {name}"].masked_fill_(quiet, math.nan)
+    sizes = {name: grad.detach().abs() for name, grad in _on_host(grads).items()}
+    count = sum(size.numel() for size in sizes.values())
+    mean = (sum(float(size.square().sum()) for size in sizes.values()) / max(1, count)) ** 0.5
+    for name, size in sizes.items():
+        made[f"the parameter {name}"].masked_fill_(size <= QUIET[precision(stack, trial)] * mean, math.nan)
     return made
 
 
@@ -204,9 +204,20 @@ def holdings(stack: Stack, trial: Training) -> Tensors:
         for what, value in trial.optimizer.state.get(p, {}).items():
             if isinstance(value, torch.Tensor):
                 found[f"the optimizer's {what} of {name}"] = value
-    made = {name: value.detach().to("cpu", torch.float64, copy=True) for name, value in found.items()}
+    made = _on_host(found)
     stack.forget(trial)
     return made
+
+
+def _on_host(tensors: Tensors) -> Tensors:
+    """Copies in float64 on the CPU, brought there in one piece: to wait for the device tensor by tensor takes long."""
+    if not tensors:
+        return {}
+    there = [tensor.detach().to(torch.float64).reshape(-1) for tensor in tensors.values()]
+    device = next((one.device for one in there if one.device.type != "cpu"), torch.device("cpu"))
+    pieces = torch.split(torch.cat([one.to(device) for one in there]).cpu(), [one.numel() for one in there])
+    named = zip(tensors.items(), pieces, strict=True)
+    return {name: piece.view(tensor.shape) for (name, tensor), piece in named}
 
 
 def compare(start: Row, batch: Any, alone: Tensors, made: Tensors) -> None:
@@ -214,13 +225,21 @@ def compare(start: Row, batch: Any, alone: Tensors, made: Tensors) -> None:
     if made.keys() != alone.keys():
         raise Differs(f"{sorted(made.keys() ^ alone.keys())[0]} is there or missing, unlike in the trial's own step")
     kind = precision(start.stack, start.trial)
-    lengths = defaultdict[str, float](float)  # of all changes of one sort
-    for name, right in alone.items():
-        lengths[_sort(name)] += float(right[torch.isfinite(right)].square().sum())
-    control: Tensors | None = None
-    for name, right in alone.items():
+    sorts = defaultdict[str, list[str]](list)
+    for name in alone:
+        sorts[_sort(name)].append(name)
+    lengths, suspects = dict[str, float](), list[str]()
+    for sort, names in sorts.items():
+        right, came = (torch.cat([which[name].reshape(-1) for name in names]) for which in (alone, made))
         there = torch.isfinite(right)
-        far, length = float(distance(right[there], made[name][there])), lengths[_sort(name)] ** 0.5
+        lengths[sort] = float(right[there].norm())
+        if not float(distance(right[there], came[there])) <= CLOSE[kind] * lengths[sort]:  # or each of them is close
+            suspects += names
+    control: Tensors | None = None
+    for name in suspects:
+        right = alone[name]
+        there = torch.isfinite(right)
+        far, length = float(distance(right[there], made[name][there])), lengths[_sort(name)]
         if not math.isfinite(far):
             far = math.inf
         if far <= CLOSE[kind] * length:

@@ -123,7 +123,8 @@ class Fused:
         """
         self._arrange()
         everyone = len(self.behind()) == len(self.trials)
-        fast = self.fast.laid(self._stack, self._way) if self.fast and everyone else None
+        ready = self.fast and everyone and self.speeding.wanted is None  # a step that is wanted is made first
+        fast = self.fast.laid(self._stack, self._way) if ready else None
         if fast is None:
             return 0
         rows, most = list[Row](), min(most, LAID, self.recipe.audits.ahead(self._audited_kind(fast.laid.one)))

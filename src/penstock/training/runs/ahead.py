@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 AHEAD = 2  # runs of steps that may be launched and not yet computed
-SPAN = 0.15  # seconds that one of them takes about, so that trials come and go soon enough
+SPAN = 0.05  # seconds that one of them takes about: a device takes only so many launches ahead
 FIRST = 16  # steps of the first, whose pace is not known
 
 

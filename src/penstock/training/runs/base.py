@@ -44,6 +44,11 @@ class Run(ABC):
         """Whether no trial is left."""
 
     @property
+    def launches(self) -> bool:
+        """Whether a step of this run takes the host hardly any time, as the device has all that it needs."""
+        return False
+
+    @property
     def busy(self) -> bool:
         """Whether the device still has so much of this run's work that the next step can wait."""
         return False

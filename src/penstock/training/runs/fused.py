@@ -20,6 +20,7 @@ from penstock.bundle import (
 from penstock.speed.sizes import best_size, most
 from penstock.training.runs.base import SAVING, Events, Run, failed, key, out_of_memory, same
 from penstock.training.runs.member import FusedMember
+from penstock.training.runs.solo import SoloRun
 from penstock.trial import Metrics, Report, StateRef
 
 if TYPE_CHECKING:
@@ -345,6 +346,10 @@ class FusedRun(Run):
         return count
 
     @property
+    def launches(self) -> bool:
+        return self.worker.on_gpu and bool(self.fused.fast)
+
+    @property
     def busy(self) -> bool:
         return self.ahead.busy
 
@@ -389,6 +394,11 @@ class FusedRun(Run):
         state = self.worker.save(member.placement, self.fused.state(member.training))
         member.saved(state)
         return state
+
+
+def alone(worker: Worker, bundle: Bundle) -> Run:
+    """The run of a trial alone: as the one row of a fused bundle, where such a step can be captured."""
+    return FusedRun(worker, bundle) if worker.captures(bundle) else SoloRun(worker, bundle)
 
 
 def _no_memory(size: int) -> str:

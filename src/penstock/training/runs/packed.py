@@ -8,7 +8,7 @@ Elsewhere the parts take turns, each for as many seconds of the device as the ot
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,15 +18,14 @@ from penstock.bundle import Bundle, BundleMode, Gathering, TrialFailed, TrialFin
 from penstock.task import FunctionTask
 from penstock.training.random.generators import Standing
 from penstock.training.runs.base import Events, Run, key
-from penstock.training.runs.fused import FusedRun
-from penstock.training.runs.solo import SoloRun
+from penstock.training.runs.fused import FusedRun, alone
 
 if TYPE_CHECKING:
     from penstock.training.keeping import Kept
     from penstock.training.worker import Worker
 
 TURN = 0.005  # seconds that a part has the device at least: each change of parts brings values back
-PARTS: dict[BundleMode, type[Run]] = {"solo": SoloRun, "fused": FusedRun}
+PARTS: dict[BundleMode, Callable[[Worker, Bundle], Run]] = {"solo": alone, "fused": FusedRun}
 
 
 class _Part:
@@ -138,7 +137,10 @@ class PackedRun(Run):
     # Turns
 
     def _next(self) -> _Part:
-        """The part to advance: of the parts that are not busy, the one that had the fewest seconds of the device."""
+        """The part to advance: of the parts that are not busy, the one that had the fewest seconds of the device.
+
+        Parts that only launch go first, or the device would wait while another part computes on the host.
+        """
         if self._now is not None and self._held:
             return self._now
         parts = list(self._parts.values())
@@ -149,6 +151,8 @@ class PackedRun(Run):
             return first
         if self.worker.job.deterministic:  # by turns and not by times, so that the order of reports repeats
             return min(free, key=lambda part: part.called)
+        if quick := [part for part in free if part.run.launches]:
+            return min(quick, key=lambda part: part.called)
         if self._now in free and time.perf_counter() - self._began < TURN:
             return self._now
         return min(free, key=lambda part: part.seconds)

@@ -1,0 +1,84 @@
+"""Optimizers are made, stepped, saved and loaded without an import of torch's compiler, and do what they do with it."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.training import uncompiled
+from penstock.training.uncompiled import _marked, step
+
+PROGRAM = """
+import sys
+import torch
+from tests.tasks import Blobs
+from tests.training.together import Together, Trials, go_on
+
+trials = Trials(Blobs())
+one, other = (trials.make(n, {"lr": 0.1}) for n in range(2))
+together = Together().enter(one, other).step(14)
+together.leave(one)
+go_on(one, 7)
+trials.make(0, {"lr": 0.1}).restore(one.state(), inherited=False)
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_trials_train_fused_and_alone_without_the_compiler():
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.fixture
+def absent(monkeypatch):
+    """As in a process that has not imported the compiler."""
+    monkeypatch.setattr(uncompiled, "_COMPILER", "no compiler")
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam])
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_step_is_the_one_that_torch_takes(kind, scheduled, absent):
+    both = []
+    for plainly in (False, True):
+        p = torch.nn.Parameter(torch.arange(4.0))
+        with uncompiled.uncompiled():
+            optimizer = kind([p], lr=0.1, weight_decay=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) if scheduled else None
+        for _ in range(3):
+            p.grad = p.detach() + 1
+            optimizer.step() if plainly else step(optimizer)
+            if scheduler is not None:
+                scheduler.step()
+        both.append((p.detach(), copy.deepcopy(optimizer.state_dict()["state"])))
+    assert torch.equal(both[0][0], both[1][0])
+    assert str(both[0][1]) == str(both[1][1])
+
+
+def test_a_step_that_somebody_replaced_or_watches_is_called_as_it_is(absent):
+    p = torch.nn.Parameter(torch.zeros(1))
+    p.grad = torch.ones(1)
+    called = []
+    replaced = torch.optim.SGD([p], lr=0.1)
+    replaced.step = lambda: called.append("replaced")
+    step(replaced)
+    watched = torch.optim.SGD([p], lr=0.1)
+    watched.register_step_post_hook(lambda *_: called.append("watched"))
+    step(watched)
+
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            called.append("own")
+
+    step(Own([p], lr=0.1))
+    assert called == ["replaced", "watched", "own"]
+
+
+def test_nothing_stays_changed_in_torch(absent):
+    before = [dict(vars(method)) for method in _marked()]
+    with uncompiled.uncompiled():
+        torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    assert [dict(vars(method)) for method in _marked()] == before
