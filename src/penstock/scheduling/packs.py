@@ -102,7 +102,7 @@ def pack_opt(
     Neighbours farther from the centroid than the threshold stay out. An item that is larger than the memory is alone.
 
     >>> pack_opt([1, 2, 10, 11], lambda item: 1, 2, lambda a, b: abs(a - b))
-    [[11, 10], [1, 2]]
+    [[1, 2], [10, 11]]
     """
     left, packs = list(range(len(items))), list[list[T]]()
     while left:

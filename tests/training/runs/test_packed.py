@@ -11,12 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import penstock as ps
 from penstock.bundle import Bundle, Job, StateSaved, TrialFailed, TrialFinished, TrialStopped
 from penstock.task import as_task
 from penstock.training.worker import Worker
-from penstock.trial import Report
-from tests.tasks import Blobs, Noisy
 from tests.training.runs.test_fused import Driven, Exact
 
 OPTIMIZERS = {
