@@ -137,9 +137,8 @@ def test_a_real_pack_and_a_simulated_one_hold_the_same_trials(algorithm, schedul
     device, curve = Device("cpu 0", "cpu", 2**40), ps.Curve(sharing=(1.0,) * 16)
     there = ps.Simulated([device], curve=curve, unit_seconds=float(STEPS))
     simulated = study(Widths(), space, dir="simulated", algorithm=algorithm, trials=9).run(on=there, **how)
-    # The parts of a real pack step in turn, and end their units so: the shares of trials that come then are others.
-    assert [(trial, mode) for trial, _, mode, _ in placed("simulated")] == [
-        (t, mode) for t, _, mode, _ in placed("real")
-    ]
+    there, here = ([(trial, mode) for trial, _, mode, _ in placed(name)] for name in ("simulated", "real"))
+    assert there[:9] == here[:9]
+    assert sorted(there) == sorted(here), "the parts of a real pack end their units one after another"
     assert {mode for _, _, mode, _ in placed("real")} == {"packed"}
     assert [len(trial.curve) for trial in simulated.trials] == [len(trial.curve) for trial in real.trials]

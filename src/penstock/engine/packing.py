@@ -39,10 +39,11 @@ class Packs:
         return None if self._packing is None else self._packing.features
 
     def join(self, view: View, made: Sequence[Assignment], demands: Sequence[Demand], speed: Speed) -> list[Assignment]:
-        """Trials that got no devices join the packs on devices; no suspect does, as it may kill its worker."""
+        """The assignments, and trials that got no devices and join the packs there; a suspect may kill its worker."""
         placing = self._placing
+        made = [replace(one, packed=True) if self.calls_for(one) else one for one in made]
         if self._packing is None or len(made) >= len(demands) or placing.bundling.moving:
-            return []
+            return made
         half = placing.suspects.half
         asked = {demand.trial: demand for demand in demands if not half(demand.trial)}
         running = {**view.running, **{one.trial: Holding(asked[one.trial], one) for one in made if one.trial in asked}}
@@ -51,7 +52,8 @@ class Packs:
         devices = {name: device for name, device in view.devices.items() if name not in unsafe}
         there = {trial: one for trial, one in running.items() if devices.keys() >= {*one.assignment.devices}}
         seen = replace(view, devices=devices, running=there, room=room(devices, there.values()))
-        return join(seen, [demand for trial, demand in asked.items() if trial not in running], speed, self._packing)
+        left = [demand for trial, demand in asked.items() if trial not in running]
+        return made + join(seen, left, speed, self._packing)
 
     def alike(self, made: Sequence[Assignment]) -> dict[int, int]:
         """By trial that enters a pack: how many trials of its signature will be there."""

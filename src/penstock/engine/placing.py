@@ -265,7 +265,7 @@ class Placing:
         view, speed = self.view(), self.pace.speed()
         made = self.schedule(view, demands, speed) if bundling.room else []
         made = together(by_position(made, demands), bundling.assigned, bundling.devices)
-        made += self.packs.join(view, made, demands, speed)
+        made = self.packs.join(view, made, demands, speed)
         moved = [self.running[one.trial] for one in made if one.trial in self.running and bundling.move(one.trial)]
         begun = self._start([one for one in made if one.trial in self.queue.waiting])
         for place in dict.fromkeys([*moved, *begun]):
