@@ -62,7 +62,7 @@ class Together:
     def end_units(self):
         ended = self.fused.take_ended()
         if ended:
-            rows = self.fused.evaluate(ended)
+            rows = self.fused.evaluate(ended)()
             self.fused.take_metrics(ended, rows)
             for trial, row in zip(ended, rows, strict=True):
                 self.curves[id(trial)].append(row)

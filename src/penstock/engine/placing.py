@@ -310,7 +310,7 @@ class Placing:
             return self.packs.bundle(one)
         if one.share >= 1:
             mode: BundleMode = "solo" if len(one.devices) == 1 else "distributed"
-            place = self.bundling.make(one.devices, mode, signature if mode == "distributed" else "")
+            place = self.bundling.make(one.devices, mode, signature)
             place.size = 1
             self._tell_unrepaid(signature, one.devices[0])
             if one.measure:

@@ -74,9 +74,9 @@ class TensorSource(Source):
         batches = self._batches(epoch, start, size)
         if cut is not None:
             batches = (tuple(t[cut(len(batch[0]))] for t in batch) for batch in batches)
-        return map(self._named, batches) if self.names else batches
+        return map(self.named, batches) if self.names else batches
 
-    def _named(self, batch: tuple[torch.Tensor, ...]) -> Any:
+    def named(self, batch: tuple[torch.Tensor, ...]) -> Any:
         """A batch as the task sees it. A dict is made anew each time, since a loss may take entries out of it."""
         return dict(zip(self.names, batch, strict=True)) if self.names else batch
 
@@ -106,7 +106,7 @@ class TensorSource(Source):
         before = [t._version for t in self.tensors]
         for begin in range(first * size, self.length, every * size):
             batch = tuple(t[begin : begin + size].to(self.device) for t in self.tensors)
-            yield self._named(batch), len(batch[0])
+            yield self.named(batch), len(batch[0])
         if [t._version for t in self.tensors] != before:
             raise TaskError("Task.metrics changed a validation batch in place, which all trials share: work on a copy.")
 

@@ -48,8 +48,13 @@ def _gang(worker: Worker, bundle: Bundle) -> Run:
     return GangRun(worker, bundle)
 
 
+def _solo(worker: Worker, bundle: Bundle) -> Run:
+    """A trial alone; as the one row of a fused bundle where such a step can be captured."""
+    return FusedRun(worker, bundle) if worker.captures(bundle) else SoloRun(worker, bundle)
+
+
 RUNS: dict[BundleMode, Callable[[Worker, Bundle], Run]] = {
-    "solo": SoloRun,
+    "solo": _solo,
     "processes": SoloRun,
     "fused": FusedRun,
     "packed": PackedRun,
@@ -308,9 +313,16 @@ class Worker:
             alike = [one for known, one in self._recipes.items() if family(known) == family(bundle.signature)]
             recipe = alike[-1].of_another_size() if alike else Recipe(compilable=fast, capturable=fast)
             self._recipes[bundle.signature] = recipe
-        if bundle.size is not None:
+        if bundle.size is not None and bundle.mode == "fused":
             recipe.limit(bundle.size)
         return recipe
+
+    def captures(self, bundle: Bundle) -> bool:
+        """Whether the step of a trial alone may be captured: on a GPU, as far as nothing is known against it."""
+        if not self.on_gpu or not bundle.signature or isinstance(self.job.task, FunctionTask):
+            return False
+        recipe = self.recipe(bundle)
+        return recipe.capturable and not recipe.own and not recipe.refused
 
     def free_bytes(self) -> int:
         """The memory that a bundle may take; half of a CPU's, which other programs use too."""
@@ -329,12 +341,17 @@ class Worker:
 
             torch.cuda.empty_cache()
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its device computes while the host goes on."""
+        return self.device.startswith("cuda")
+
     def synchronize(self) -> None:
-        """Wait until an accelerator has computed everything that was asked of it."""
-        if self.device.startswith("cuda"):
+        """Wait until an accelerator has computed everything that was asked of it on the current stream."""
+        if self.on_gpu:
             import torch
 
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
 
     def describe_all(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
         """Describe several configs' trials, whose numbers are ``trials`` where they are known."""

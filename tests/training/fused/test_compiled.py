@@ -9,6 +9,7 @@ from torch import nn
 
 from penstock.training.fused import compiled, speeding
 from penstock.training.fused.agreement import agree_plain
+from penstock.training.fused.batches import full
 from penstock.training.fused.compiled import FastStep
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.ways import Native
@@ -171,7 +172,7 @@ def test_a_step_is_made_while_the_trials_device_is_the_current_one(monkeypatch):
 
 
 def test_nothing_is_captured_of_trials_on_a_cpu_whatever_other_devices_there_are(monkeypatch):
-    monkeypatch.setattr(speeding, "CapturedStep", None)
+    monkeypatch.setattr(speeding, "captured", None)
     trials = Trials(Blobs())
     together = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).step()
     together.fused.speeding.wanted = "captured"
@@ -196,9 +197,7 @@ def test_a_number_that_a_batch_holds_beside_its_tensors_was_read_once(value, tak
     [((16, 6), True, True), ((10, 16), True, False), ((2, 16, 6), False, True), ((2, 10, 16), False, False)],
 )
 def test_a_short_batch_of_as_many_features_as_a_full_one_has_rows_is_a_short_one(shape, shared, whole):
-    trials = Trials(Blobs())
-    fused = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).fused
-    assert fused._whole(0, 2, (torch.zeros(shape),), shared) is whole
+    assert full((torch.zeros(shape),), shared, 16) is whole
 
 
 class Alternating(Blobs):

@@ -315,7 +315,7 @@ def test_those_who_stay_are_measured_with_their_own_numbers_after_one_has_left()
     fused.leave(ours[0])
     stay = [one for one in fused.take_ended() if one is not ours[0]]
     assert len(stay) == 3
-    for one, row in zip(stay, fused.evaluate(stay), strict=True):
+    for one, row in zip(stay, fused.evaluate(stay)(), strict=True):
         assert row == pytest.approx(one.evaluate(), abs=1e-9)
 
 

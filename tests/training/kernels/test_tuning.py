@@ -96,6 +96,23 @@ def test_one_candidate_needs_no_timing_nor_does_the_interpreter(device, monkeypa
     assert not device
 
 
+def test_untimed_blocks_are_the_first_candidate_unless_an_earlier_process_timed_them(device, monkeypatch):
+    with tuning.untimed():
+        assert tuned() == {"BM": 64}
+    assert not device
+    assert tuned() == {"BM": 128}, "the first candidate was not taken for good"
+    forget(monkeypatch)
+    with tuning.untimed():
+        assert tuned() == {"BM": 128}
+
+
+def test_a_backward_pass_sees_that_nothing_is_to_be_timed():
+    """A device's backward passes run in a thread of their own, unless torch is told otherwise."""
+    with tuning.untimed():
+        assert not torch.autograd.is_multithreading_enabled()
+    assert torch.autograd.is_multithreading_enabled()
+
+
 def test_one_trial_more_or_less_asks_for_no_other_blocks(monkeypatch):
     """So that a trial's leaving compiles nothing."""
     asked = {5: [], 7: []}

@@ -55,10 +55,13 @@ class Audits:
     spent: float = 0.0  # seconds of audits
     since: float = field(default_factory=time.perf_counter)
     off: bool = False  # for want of memory
+    faster: set[object] = field(default_factory=set)  # the kinds of faster steps that there were
 
-    def begin_fast(self) -> None:
-        """Count the steps of a faster step that was just made."""
-        self.replays = 0
+    def begin_fast(self, kind: object = "") -> None:
+        """Count the steps of a kind of faster step, such as "captured", that is made for the first time."""
+        if kind not in self.faster:
+            self.faster.add(kind)
+            self.replays = 0
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -78,6 +81,19 @@ class Audits:
             return None
         except Exception as error:
             raise Differs(f"the trial's own step fails with {type(error).__name__}: {error}") from error
+
+    def ahead(self, kind: Any) -> int:
+        """How many steps of a kind, by a faster step, come before the next one that may be audited."""
+        if self.off:
+            return EVERY
+        if (kind, True) not in self.seen:
+            return 0
+        early = [number - self.replays for number in EARLY if number > self.replays]
+        return max(0, min(self.left, *early, EVERY) - 1)
+
+    def skip(self, steps: int) -> None:
+        """Count some steps, by a faster step, that were not audited."""
+        self.left, self.replays = self.left - steps, self.replays + steps
 
     def due(self, kind: Any, seed: int, *, fast: bool) -> bool:
         """Whether the next step is to be audited."""

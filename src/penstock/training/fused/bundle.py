@@ -19,15 +19,16 @@ from penstock.training.checkpoint import State
 from penstock.training.copying import copied
 from penstock.training.data import Streams
 from penstock.training.fused.agreement import Alone, agree
-from penstock.training.fused.audit import Audits, audited
-from penstock.training.fused.batches import Batches, full, position_of, shapes_of
-from penstock.training.fused.compiled import FastStep, StepKind, step_kind
-from penstock.training.fused.evaluating import evaluate, evaluate_alone, step_keys
+from penstock.training.fused.audit import audited
+from penstock.training.fused.batches import Batches, position_of, shapes_of
+from penstock.training.fused.compiled import step_kind
+from penstock.training.fused.evaluating import Fetch, Measures, evaluate, evaluate_alone, step_keys
+from penstock.training.fused.faster import Faster
 from penstock.training.fused.flat import Room
+from penstock.training.fused.laying import LAID, Row
 from penstock.training.fused.measuring import Measuring, parts
 from penstock.training.fused.optimizers import hooked_step
 from penstock.training.fused.recipe import Kind, Recipe, first_line
-from penstock.training.fused.speeding import Speeding
 from penstock.training.fused.stack import Stack
 from penstock.training.fused.step import Inputs, Step, Torn, hooked, whole_or_torn
 from penstock.training.fused.watching import Again, Drew, Numbered, Unclear, Unreached
@@ -45,9 +46,9 @@ class Fused:
         self.losses = torch.empty(0)  # of the rows that were trained last
         self.ended: list[Training] = []
         self.failed: list[tuple[Training, Exception]] = []
-        self.fast: dict[StepKind, FastStep] = {}  # compiled or captured steps
-        self.speeding = Speeding(recipe)
-        self.audits = Audits()
+        self.fast = Faster(recipe)  # compiled or captured steps
+        self.speeding = self.fast.speeding
+        self.measures = Measures(self.speeding.pool)
         self._streams: Streams | None = None
         self._plain: nn.Module | None = None  # a copy of the first trial's module, never trained
         self._changed = True  # since the rows were arranged
@@ -115,6 +116,30 @@ class Fused:
             self._count(self.trials[first:last])
         self._round += 1
 
+    def leap(self, most: int) -> int:
+        """Take up to ``most`` steps whose inputs are laid down at once; gives how many, 0 where none can be.
+
+        They end with a unit, and before a step that is to be audited. The device may still be at work on them.
+        """
+        self._arrange()
+        everyone = len(self.behind()) == len(self.trials)
+        fast = self.fast.laid(self._stack, self._way) if self.fast and everyone else None
+        if fast is None:
+            return 0
+        rows, most = list[Row](), min(most, LAID, self.recipe.audits.ahead(self._audited_kind(fast.laid.one)))
+        while len(rows) < most and not (self.ended or self.failed):
+            if (rows and self._stack.outdated()) or (row := fast.laid.row(self._stack)) is None:
+                break
+            rows.append(row)
+            self._stack.count(0, len(self.trials))
+            self._count(self.trials)
+            self._round += 1
+        if rows:
+            with whole_or_torn():
+                self.losses = fast.leap(rows, self._way.numbers(0, len(self.trials), self._stack.device))
+            self.recipe.audits.skip(len(rows))
+        return len(rows)
+
     def behind(self) -> list[Training]:
         """The trials that take part in the next step: all but the ones that were ahead when others came."""
         return [trial for trial in self.trials if self._ahead.get(id(trial), 0) <= self._round]
@@ -178,7 +203,8 @@ class Fused:
         if self.stack is not None and self.stack.outdated():
             self.stack.renew()
             self.recipe.agreed.clear()  # the gradients of other parameters are computed now
-            self.fast, self._changed = {}, True
+            self.fast.clear()
+            self._changed = True
         if self._changed and self.stack is not None:
             self.stack.order(sorted(self.trials, key=lambda trial: (trial.place, trial.epoch)))
             if self.recipe.way is not None:
@@ -195,28 +221,43 @@ class Fused:
         trial = self.trials[first + self._round % (last - first)]
         batch = batches.own(trial)
         train = partial(self._train, first, last, batches)
-        kind = () if self.recipe.way is None else self.recipe.way.varying, shapes_of(batch)
+        audits, kind = self.recipe.audits, self._audited_kind(batch)
         noted = hooked_step(trial.optimizer)  # hooks may count the steps that they see
-        if noted or not self.audits.due(kind, trial.seed ^ self._round, fast=bool(self.fast)):
+        if noted or not audits.due(kind, trial.seed ^ self._round, fast=bool(self.fast)):
             train()
         else:
-            audited(self.audits, self._stack, trial, batch, train, lambda: self.stack)
+            audited(audits, self._stack, trial, batch, train, lambda: self.stack)
+
+    def _audited_kind(self, batch: Any) -> Kind:
+        return () if self.recipe.way is None else self.recipe.way.varying, shapes_of(batch)
 
     def _train(self, first: int, last: int, batches: Batches) -> None:
         """A step of some rows. Where memory runs out it is done again with less, from where it began."""
         batch, shared = batches.together(self.trials[first:last])
-        fast = self.fast.get(step_kind(last - first, shared, batch)) if self.fast else None
-        whole = bool(self.fast or self.speeding.wanted) and self._whole(first, last, batch, shared)
-        if whole and self.speeding.wanted is not None:
-            fast = self._hurry(first, last, batch, shared)
-        if fast is not None and fast.takes(inputs := self._inputs(self._way, first, last, batch, shared)):
-            with whole_or_torn():
-                self.losses = fast(inputs)
+        if last - first == len(self.trials) and self._train_fast(batch, shared, batches):
             self._stack.count(first, last)
-            return
-        if whole:
-            self.fast = {}  # made for trials that are no longer these: whether to make another is asked again
-        self._train_plain(first, last, batch, shared, batches)
+        else:
+            self._train_plain(first, last, batch, shared, batches)
+
+    def _train_fast(self, batch: Any, shared: bool, batches: Batches) -> bool:
+        """A step of all trials by a faster step, where there is one for it or one is to be made."""
+        way, kind = self.recipe.way, step_kind(len(self.trials), shared, batch)
+        if way is None or _kind(way, batches.own(self.trials[0])) not in self.recipe.agreed:
+            return False
+        fast = self.fast.steps.get(kind)
+        if self.fast.due(kind, batch, shared, self.trials[0].batch_size):
+            self._stack.spare()
+            inputs = self._inputs(way, 0, len(self.trials), batch, shared)
+            fast = self.fast.make(kind, self._step_by(way), inputs, self._stack)
+        losses = None
+        if fast is not None:
+            whole = partial(self._inputs, way, 0, len(self.trials), batch, shared)
+            losses = self.fast.train(fast, self._stack, way, whole)
+        if losses is None:
+            self.fast.given_up(kind)
+            return False
+        self.losses = losses
+        return True
 
     def _train_plain(self, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
         """A plain step of some rows; an error before parameters are written leaves all as it was."""
@@ -267,7 +308,7 @@ class Fused:
         """The same without the memory that a captured step holds, whether it runs or not; or else in halves."""
         size = last - first
         if self.fast:
-            self.fast = {}
+            self.fast.clear()
             self.recipe.rule_out("captured")
         else:
             size = (size + 1) // 2
@@ -275,18 +316,6 @@ class Fused:
         torch.cuda.empty_cache()
         for a in range(first, last, size):
             self._train(a, min(a + size, last), batches)
-
-    def _whole(self, first: int, last: int, batch: Any, shared: bool) -> bool:
-        """Whether this step is like most steps: of all trials, on a full batch."""
-        return last - first == len(self.trials) and full(batch, shared, self.trials[0].batch_size)
-
-    def _hurry(self, first: int, last: int, batch: Any, shared: bool) -> FastStep | None:
-        """Make the faster step that is wanted."""
-        self._stack.spare()
-        made = self.speeding.make(self._step_by(self._way), self._inputs(self._way, first, last, batch, shared))
-        self.fast = {} if made is None else {step_kind(last - first, shared, batch): made}
-        self.audits.begin_fast()
-        return made
 
     def _step_by(self, way: Way) -> Step:
         return Step(way, self.trials[0].task, self._stack.flats, sorted(self._stack.idle))
@@ -310,7 +339,7 @@ class Fused:
 
     def _stack_anew(self) -> None:
         """Lay the rows out anew, for the same trials in the same order."""
-        self.fast = {}
+        self.fast.clear()
         trials = list(self.trials)
         for trial in trials:
             self._stack.leave(trial)
@@ -367,12 +396,12 @@ class Fused:
 
     # Measuring
 
-    def evaluate(self, trials: Sequence[Training]) -> list[Metrics]:
-        """The task's metrics of each trial over the validation data."""
+    def evaluate(self, trials: Sequence[Training]) -> Fetch:
+        """Measure trials over the validation data; gives how to fetch the task's metrics of each."""
         self._arrange()
         while self.recipe.alone is None and self.recipe.way is not None:
             try:
-                return evaluate(self._stack, self.recipe, trials)
+                return evaluate(self._stack, self.recipe, trials, self.measures if self.fast else None)
             except torch.OutOfMemoryError:
                 raise
             except Numbered:

@@ -7,16 +7,18 @@ The step is the one in ``step.py``, a function of its inputs alone. It is traced
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from penstock.training.fused import recording
+from penstock.training.fused.laying import Laid, Row
+from penstock.training.fused.recording import Pool
 from penstock.training.fused.stacked import Unfusable
-from penstock.training.fused.step import Inputs, Step, unchanged
+from penstock.training.fused.step import Inputs, Step
 
 _COPIED = ("coefficients", "batch", "keys", "numbers")  # the inputs that are other tensors at every step
 StepKind = tuple[int, bool, tuple[torch.Size, ...]]
@@ -103,32 +105,16 @@ class CapturedStep(FastStep):
     The graph has copies of its own of the coefficients, the batch, the keys and the numbers.
     """
 
-    def __init__(self, step: Step, inputs: Inputs, compiled: FastStep | None = None) -> None:
+    def __init__(self, step: Step, inputs: Inputs, pool: Pool, compiled: FastStep | None = None) -> None:
         super().__init__(step, inputs)
-        # Without this, the graph's memory would be cut from large free pieces, and would hold them.
-        torch.cuda.empty_cache()
-        self._own = replace(
-            inputs, params=None, room=None, **{name: tree_map(_copy, getattr(inputs, name)) for name in _COPIED}
-        )
+        self._own = replace(inputs, params=None, room=None, **self._copies(inputs))
         self._addresses = inputs.addresses()
-        run = partial(step if compiled is None else compiled, self._own)
-        with unchanged(inputs.written()):
-            stream = _stream(torch.cuda.current_device())
-            stream.wait_stream(torch.cuda.current_stream())
-            try:
-                with torch.cuda.stream(stream):
-                    run()  # libraries choose their kernels here, before the recording
-                    self.bytes = _room(run)
-                torch.cuda.current_stream().wait_stream(stream)
-                self._graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self._graph, stream=stream):
-                    torch.empty(
-                        self.bytes, dtype=torch.uint8, device=inputs.rows[0].device
-                    )  # all its memory in one piece
-                    self._losses = run()
-            finally:
-                step.way.release()
-                torch.cuda.synchronize()
+        self._run = step if compiled is None else compiled
+        try:
+            self._recording = recording.Recording(self._once, inputs.written(), pool)
+        finally:
+            step.way.release()
+        self.bytes = self._recording.bytes
 
     def takes(self, inputs: Inputs) -> bool:
         return super().takes(inputs) and inputs.addresses() == self._addresses
@@ -136,34 +122,65 @@ class CapturedStep(FastStep):
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> torch.Tensor:
         for part in _COPIED:
-            own, given = (tree_flatten(getattr(which, part))[0] for which in (self._own, inputs))
-            for into, value in zip(own, given, strict=True):
-                if isinstance(into, torch.Tensor):
-                    into.copy_(value)
-        self._graph.replay()
-        return self._losses
+            self._take(part, getattr(inputs, part))
+        return self._replay()
+
+    def timed(self) -> float:
+        """The milliseconds of one step on the device, whatever it writes."""
+        return self._recording.timed()
+
+    def _copies(self, inputs: Inputs) -> dict[str, Any]:
+        return {name: tree_map(_copy, getattr(inputs, name)) for name in _COPIED}
+
+    def _once(self) -> torch.Tensor:
+        return self._run(self._own)
+
+    def _replay(self) -> torch.Tensor:
+        self._recording.replay()
+        losses: torch.Tensor = self._recording.made
+        return losses
+
+    def _take(self, part: str, given: Any) -> None:
+        for into, value in zip(tree_flatten(getattr(self._own, part))[0], tree_flatten(given)[0], strict=True):
+            if isinstance(into, torch.Tensor):
+                into.copy_(value)
 
 
-@cache
-def _stream(device: int) -> torch.cuda.Stream:
-    """The stream of all recordings on a device, so that no graph's memory holds cuBLAS's room for a stream."""
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        one = torch.ones(1, 1, device=device)
-        one @ one
-    return stream
+class LaidStep(CapturedStep):
+    """A captured step that reads its coefficients, its batch and its keys from where many steps' are ``laid`` down."""
+
+    def __init__(self, step: Step, inputs: Inputs, pool: Pool, compiled: FastStep | None, laid: Laid) -> None:
+        self.laid = laid
+        self._numbers: list[torch.Tensor] | None = None  # the numbers that were copied last
+        super().__init__(step, inputs, pool, compiled)
+
+    @torch.no_grad()
+    def leap(self, rows: Sequence[Row], numbers: list[torch.Tensor]) -> torch.Tensor:
+        """Take the steps of these rows, one after another; gives the losses of the last."""
+        if numbers is not self._numbers:
+            self._take("numbers", numbers)
+            self._numbers = numbers
+        self.laid.lay(rows)
+        for _ in rows:
+            losses = self._replay()
+        return losses
+
+    def _copies(self, inputs: Inputs) -> dict[str, Any]:
+        laid = {"coefficients": self.laid.coefficients, "batch": self.laid.batch, "keys": self.laid.keys}
+        return super()._copies(inputs) | laid
+
+    def _once(self) -> torch.Tensor:
+        self.laid.read()
+        return super()._once()
 
 
-def _room(run: Callable[[], object]) -> int:
-    """How many bytes a step takes at most, besides those in use before it.
-
-    A graph's own memory is never given back to others. Asked for piece by piece, as the step goes on, it would come to
-    a quarter more than is ever in use at once.
-    """
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    return torch.cuda.max_memory_allocated() - before
+def captured(
+    step: Step, inputs: Inputs, laid: Laid | None, pool: Pool, compiled: FastStep | None = None
+) -> CapturedStep:
+    """A captured step, which reads its inputs from where they are laid down if they can be."""
+    if laid is None:
+        return CapturedStep(step, inputs, pool, compiled)
+    return LaidStep(step, inputs, pool, compiled, laid)
 
 
 def _copy(leaf: Any) -> Any:

@@ -31,7 +31,9 @@ class Flat:
     steps: NDArray[Any]  # by row: how many steps the optimizer's state has seen
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     scalars: dict[str, NDArray[Any]] = field(default_factory=dict)
-    _packed: dict[str, torch.Tensor] = field(default_factory=dict)  # the coefficients of the last step
+    _found: dict[str, NDArray[Any]] = field(default_factory=dict)  # the coefficients of the last step
+    _packed: dict[str, torch.Tensor] = field(default_factory=dict)  # the same on the device
+    _of: dict[str, NDArray[Any]] | None = None  # the coefficients that these are of
     _after: dict[str, NDArray[Any]] = field(default_factory=dict)  # the scalars after that step
     _key: tuple[int, int, bool] | None = None  # the rows of that step, and whether all had been stepped before
     _numbers: list[tuple[float, ...]] = field(default_factory=list)  # the trials' numbers in that step
@@ -110,8 +112,17 @@ class Flat:
 
     def coefficients(self, trials: Sequence[Training], first: int, last: int) -> dict[str, torch.Tensor]:
         """The numbers that the next step of ``trials`` in these rows needs; the same tensors while nothing changes."""
+        found = self.on_host(trials, first, last)
+        if found is not self._of:
+            packed = torch.from_numpy(np.stack(list(found.values()))) if found else torch.empty(0)
+            packed = packed.to(device=self.rows.device, dtype=self.rows.dtype).unsqueeze(-1)
+            self._packed, self._of = dict(zip(found, packed.unbind(), strict=True)), found
+        return self._packed
+
+    def on_host(self, trials: Sequence[Training], first: int, last: int) -> dict[str, NDArray[Any]]:
+        """The same numbers on the host; the same arrays while nothing changes."""
         if self.step is None:
-            return {}
+            return self._found
         kind = type(self.step)
         now = [read_numbers(trial.optimizer.param_groups[self.group], kind) for trial in trials]
         same = now == self._numbers
@@ -122,12 +133,9 @@ class Flat:
         if self.step.counts or not same or self._key != key:
             numbers = {name: self._read[:, i] for i, name in enumerate(kind.numbers)}
             scalars = {name: values[first:last] for name, values in self.scalars.items()}
-            found = self.step.coefficients(numbers, steps, scalars)
-            packed = torch.from_numpy(np.stack(list(found.values())))
-            packed = packed.to(device=self.rows.device, dtype=self.rows.dtype).unsqueeze(-1)
-            self._packed, self._key = dict(zip(found, packed.unbind(), strict=True)), key
+            self._found, self._key = self.step.coefficients(numbers, steps, scalars), key
             self._after = self.step.advance(numbers, steps, scalars)
-        return self._packed
+        return self._found
 
     def count(self, first: int, last: int) -> None:
         """Count the step of some rows whose ``coefficients`` were asked for last."""

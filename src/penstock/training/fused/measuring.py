@@ -7,7 +7,7 @@ time is left out: it pays for the check of the way, for allocations and for choo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -136,15 +136,22 @@ class Measuring:
 
     def reason(self, way: str) -> str:
         """Why that size, for a person."""
-        size, seconds = self.size, self.seconds
-        rates = {n: n / t for n, t in seconds.items()}
-        best = max(rates, key=lambda n: rates[n])
         unkept = "" if self.steady else "; the next study measures again, as times varied"
-        if size == 1:
-            said = f"alone a trial trains at {rates[1]:.0f} steps/s, {best} together at {rates[best]:.0f}: not worth it"
-            return said + unkept
-        gain = "" if 1 not in seconds else f", {rates[best] / rates[1]:.1f} times those of one alone"
-        return f"{best} trials together train at {rates[best]:.0f} steps/s{gain} ({way}){unkept}"
+        return reason(self.seconds, self.size, way) + unkept
+
+
+def reason(seconds: Mapping[int, float], size: int, way: str) -> str:
+    """Why a size, for a person.
+
+    >>> reason({1: 0.01, 8: 0.02}, 8, "native")
+    '8 trials together train at 400 steps/s, 4.0 times those of one alone (native)'
+    """
+    rates = {n: n / t for n, t in seconds.items()}
+    best = max(rates, key=lambda n: rates[n])
+    if size == 1:
+        return f"alone a trial trains at {rates[1]:.0f} steps/s, {best} together at {rates[best]:.0f}: not worth it"
+    gain = "" if 1 not in seconds else f", {rates[best] / rates[1]:.1f} times those of one alone"
+    return f"{best} trials together train at {rates[best]:.0f} steps/s{gain} ({way})"
 
 
 def parts(alike: list[tuple[int, int]], size: int | None, measuring: Measuring | None) -> Iterator[tuple[int, int]]:

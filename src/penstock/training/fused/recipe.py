@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from penstock.training.fused.audit import Audits
 from penstock.training.fused.batches import Shapes
 from penstock.training.fused.general import General
 from penstock.training.fused.stacked import Unfusable
@@ -29,6 +30,7 @@ class Recipe:
     refusals: list[str] = field(default_factory=list)  # why a way, or a faster step, cannot be taken
     idle: frozenset[str] = frozenset()  # parameters that the loss does not reach
     own: bool = False  # whether the trials' own optimizers step, one after another
+    refused: bool = False  # whether trials were sent on to train solo
     unclear: bool = False  # whether no trial's gradients were finite when a way was to be found
     writes: bool = False  # whether the loss was seen to write trained weights
     stepped: bool = False  # whether a plain step was ever taken
@@ -39,14 +41,15 @@ class Recipe:
     compilable: bool = True
     capturable: bool = True
     pace: tuple[int, float] | None = None  # how many trials took a plain step last, and its seconds
-    kernels: bool | None = None  # whether a compiled step uses Penstock's own kernels, once that is known
+    kernels: dict[int, bool] = field(default_factory=dict)  # by trials: whether Penstock's own kernels are used
+    audits: Audits = field(default_factory=Audits)
     compiling: tuple[float, float] | None = None  # seconds that compiling took, and the share of a step that it saved
 
     def of_another_size(self) -> Recipe:
         """What holds for trials of another batch size too. Their steps are compared and timed by themselves."""
         ways, refusals = list(self.ways), list(self.refusals)
         known = replace(self, ways=ways, refusals=refusals, agreed=set(), way=None, size=None)
-        return replace(known, reason="", told=None, pace=None, stepped=False)
+        return replace(known, reason="", told=None, pace=None, stepped=False, kernels={})
 
     @property
     def named(self) -> str:
@@ -109,6 +112,10 @@ class Recipe:
         """Note that no trial's gradients were finite, so that a way could not be compared."""
         self.unclear = True
 
+    def refuse(self) -> None:
+        """Note that trials are not to be trained in this way."""
+        self.refused = True
+
     def expect_writes(self) -> None:
         """Note that the loss writes trained weights: they are kept before each step, for the case of an error."""
         self.writes = True
@@ -130,9 +137,9 @@ class Recipe:
         """Note the seconds of a plain step of so many trials."""
         self.pace = trials, seconds
 
-    def use_kernels(self, used: bool) -> None:
-        """Note whether compiled steps use Penstock's own kernels."""
-        self.kernels = used
+    def use_kernels(self, trials: int, used: bool) -> None:
+        """Note whether steps of about so many trials use Penstock's own kernels."""
+        self.kernels[trials] = used
 
     def take_compiling(self, seconds: float, saved: float) -> None:
         """Note the seconds that compiling took, and the share of a step that it saved."""

@@ -1,7 +1,9 @@
-"""When a bundle's step is compiled or captured: where the steps that are certain repay it, and never otherwise.
+"""When a bundle's step is captured or compiled: where the steps that are certain repay it, and never otherwise.
 
 Hydro's lazy rule (§4.2): a trial is sure to train to its grant, the next rung, and not to the last one. So the number
-that counts is how many steps the bundle will take as it is now, until the first of its trials leaves.
+that counts is how many steps the bundle will take as it is now, until the first of its trials leaves. A capture costs a
+few steps, so it comes as soon as a way is found. Penstock's own kernels have to be compiled, which a process beside
+this one does: until they are there, the step is captured without them.
 """
 
 from __future__ import annotations
@@ -11,17 +13,24 @@ from typing import Literal
 
 import torch
 
+from penstock.training.fused import recording
 from penstock.training.fused.agreement import agree_kernels, agree_plain
-from penstock.training.fused.compiled import CapturedStep, CompiledStep, FastStep
+from penstock.training.fused.compiled import CapturedStep, CompiledStep, FastStep, captured
+from penstock.training.fused.laying import Laid
 from penstock.training.fused.recipe import Recipe
+from penstock.training.fused.recording import Pool
 from penstock.training.fused.step import Inputs, Step, unchanged
 from penstock.training.kernels.choice import available, kernels
+from penstock.training.kernels.compiling import compiling
+from penstock.training.kernels.needed import Job, needed
+from penstock.training.kernels.tuning import about, untimed
 from penstock.training.loop import Training
 
 COMPILING = 60.0  # seconds that compiling takes, until it was measured
-SAVED = {"cpu": 0.25, "cuda": 0.5}  # the share of a step that compiling saves, until it was measured
-CAPTURING = 10  # steps that a capture costs about
-TIMED = 5  # steps after which a compiled step is known
+SAVED = {"cpu": 0.25, "cuda": 0.3}  # the share of a step that compiling saves, until it was measured
+CAPTURING = 12  # steps that repay a capture, which takes as long as three or four
+RECURRING = 3  # steps of a rarer kind after which more are expected
+TIMED = 5  # steps after which a step's time is known
 
 
 class Speeding:
@@ -29,11 +38,14 @@ class Speeding:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        self.pool = Pool()
         self.wanted: Literal["compiled", "captured"] | None = None
-        self._pace: float | None = None  # seconds of a plain step
+        self._pace: float | None = None  # seconds of a step before the present one was made
         self._making = 0.0  # seconds that went into making steps since the last ``took``
         self._together: list[Training] = []  # the trials that the counts below are of
         self._steps, self._seconds = 0, 0.0  # since the last unit
+        self.times: dict[int, float] = {}  # seconds of a captured step of so many trials, where these were measured
+        self._awaited: list[Job] = []  # the kernels that are compiled beside, for the bundle as it is
 
     def meet(self, trials: list[Training]) -> bool:
         """Begin to count anew when trials have come or gone; whether they have."""
@@ -43,23 +55,46 @@ class Speeding:
         return True
 
     def expect(self, certain: int) -> None:
-        """Want a faster step for trials that have just met, if it pays by the pace of others."""
-        if self.recipe.pace is not None:
+        """Want a faster step for trials that have just met, if it pays."""
+        self.wanted = None
+        if self._captures(certain):
+            self.wanted = "captured"
+        elif self.recipe.pace is not None:
             trials, seconds = self.recipe.pace
             self.consider(certain, seconds * min(1.0, len(self._together) / trials), known=False)
 
-    def took(self, seconds: float) -> None:
-        """Count a step; the seconds that went into making a faster one are no step's own."""
-        self._steps, self._seconds = self._steps + 1, self._seconds + seconds - self._making
+    def _captures(self, uses: int) -> bool:
+        recorded = bool(self._together) and recording.records(self._together[0].device)
+        return recorded and self.recipe.capturable and uses >= CAPTURING
+
+    def again(self, tried: int) -> bool:
+        """Whether to capture steps of a rarer kind, such as those of short batches, of which so many were taken."""
+        if self.wanted is None and tried >= RECURRING and self._captures(CAPTURING):
+            self.wanted = "captured"
+            return True
+        return False
+
+    def take_times(self) -> dict[int, float]:
+        """The seconds of captured steps by the number of trials, where they were measured since the last call."""
+        times, self.times = self.times, {}
+        return times
+
+    def took(self, seconds: float, steps: int = 1) -> None:
+        """Count some steps; the seconds that went into making a faster one are no step's own."""
+        self._steps, self._seconds = self._steps + steps, self._seconds + seconds - self._making
         self._making = 0.0
 
     def end_unit(self, certain: int, *, fast: bool) -> bool:
         """After a unit, want a faster step if it pays; whether the one there is, if ``fast``, is to stay."""
         pace = self._seconds / self._steps
         self._steps, self._seconds = 0, 0.0
-        if not fast:
-            self.recipe.take_pace(len(self._together), pace)
+        captured = self._captures(certain)
+        if not fast or captured:
+            if not fast:
+                self.recipe.take_pace(len(self._together), pace)
             self.consider(certain, pace)
+            if captured and not fast and self.wanted is None:
+                self.wanted = "captured"
             return True
         if self._pace is None:
             return True
@@ -71,60 +106,113 @@ class Speeding:
         return True
 
     def consider(self, certain: int, pace: float, *, known: bool = True) -> None:
-        """Decide by how many steps are certain and the seconds of a plain one, at least these where not ``known``."""
+        """Decide by how many steps are certain and the seconds of one, at least these where not ``known``."""
         self._pace, self.wanted = pace if known else None, None
         cost, saved = self.recipe.compiling or (COMPILING, _saved())
         if self.recipe.compilable and certain * pace * saved > cost:
             self.wanted = "compiled"
-        elif self.recipe.capturable and certain > 5 * CAPTURING and torch.cuda.is_available():
-            self.wanted = "captured"
 
-    def make(self, step: Step, inputs: Inputs) -> FastStep | None:
+    def look(self) -> None:
+        """Want the step again once the kernels that are compiled beside are there."""
+        if self._awaited and compiling().ready(self._awaited):
+            self._awaited, self.wanted = [], self.wanted or "captured"
+
+    def make(self, step: Step, inputs: Inputs, laid: Laid | None = None) -> FastStep | None:
         """The step that is wanted, made for such inputs; None where it cannot be made or differs from the plain one."""
         wanted, self.wanted = self.wanted, None
-        if wanted is None or (wanted == "captured" and not inputs.rows[0].is_cuda):
-            return None  # the graph of a CPU's step would be empty
+        if wanted is None or (wanted == "captured" and not recording.records(inputs.rows[0].device)):
+            return None
         began = time.perf_counter()
         try:
             # Graphs are recorded, and kernels run, on the current device.
             with torch.cuda.device_of(inputs.rows[0]):  # type: ignore[no-untyped-call]
-                return self._make(wanted, step, inputs, began)
+                return self._make(wanted, step, inputs, laid)
         except Exception as error:  # for want of memory too: the plain step has enough
-            torch.cuda.empty_cache()
+            if inputs.rows[0].is_cuda:
+                torch.cuda.empty_cache()
             self._refuse(wanted, error)
             self.recipe.rule_out(wanted)
             return None
         finally:
             self._making += time.perf_counter() - began
 
-    def _make(self, wanted: str, step: Step, inputs: Inputs, began: float) -> FastStep:
-        recipe = self.recipe
-        if wanted == "compiled" and recipe.kernels is None:
-            recipe.use_kernels(self._with_kernels(step, inputs))
-        with kernels(bool(recipe.kernels)):
-            if wanted != "compiled":
-                return CapturedStep(step, inputs)
+    def _make(self, wanted: str, step: Step, inputs: Inputs, laid: Laid | None) -> FastStep:
+        recorded = self.recipe.capturable and recording.records(inputs.rows[0].device)
+        if wanted == "captured":
+            made = self._captured(step, inputs, laid)
+            self._time(made, step, inputs)
+            return made
+        began = time.perf_counter()
+        # Steps enough repay the timing of block sizes here, too.
+        plain = self._faster(step, inputs, laid) if recorded else None
+        with kernels(self._used(inputs)):
             compiled = CompiledStep(step, inputs)
             agree_plain(step, compiled, inputs)
-            recipe.take_compiling(time.perf_counter() - began, (recipe.compiling or (0.0, _saved()))[1])
-            captured = recipe.capturable and inputs.rows[0].is_cuda
-            return CapturedStep(step, inputs, compiled) if captured else compiled
+            faster = captured(step, inputs, laid, self.pool, compiled) if recorded else None
+        seconds, saved = time.perf_counter() - began, (self.recipe.compiling or (0.0, _saved()))[1]
+        if plain is None or faster is None:
+            self.recipe.take_compiling(seconds, saved)
+            return compiled
+        before, after = (_seconds(one, inputs) for one in (plain, faster))
+        self.recipe.take_compiling(seconds, max(0.0, 1 - after / before))
+        if after < before:
+            return faster
+        self.recipe.rule_out("compiled")
+        return plain
 
-    def _with_kernels(self, step: Step, inputs: Inputs) -> bool:
-        """Whether Penstock's own kernels make the step faster, with gradients as good as torch's."""
-        if step.way.name != "native" or not available(inputs.rows[0].device):
-            return False
-        try:
-            agree_kernels(step, inputs)
-            seconds = {}
-            for wanted in (False, True):
-                with kernels(wanted), unchanged(inputs.written()):
-                    seconds[wanted] = _seconds(CapturedStep(step, inputs), inputs)
-        except Exception as error:  # for want of memory too: the bundle has enough without this comparison
-            torch.cuda.empty_cache()
-            self._refuse("kernels", error)
-            return False
-        return seconds[True] < seconds[False]
+    def _captured(self, step: Step, inputs: Inputs, laid: Laid | None) -> CapturedStep:
+        """A captured step: with Penstock's kernels where these are there, as good as torch's, and faster."""
+        wanted, self._awaited = self._used(inputs), []
+        with untimed():
+            if wanted or self._undecided(step, inputs):
+                jobs = self._needed(step, inputs)
+                if not compiling().ready(jobs):
+                    self._awaited, wanted = jobs, False
+                elif not wanted:
+                    return self._faster(step, inputs, laid)
+            with kernels(wanted):
+                return captured(step, inputs, laid, self.pool)
+
+    def _time(self, made: CapturedStep, step: Step, inputs: Inputs) -> None:
+        """Time a step of all trials and one of a trial alone, where nothing is known of how many should be together."""
+        count = len(inputs.rows[0])
+        if self.recipe.size is None and count > 1 and not self.times:
+            with kernels(False):
+                alone = CapturedStep(step, inputs.part(0, 1), self.pool)
+            self.times = {1: _seconds(alone, inputs), count: _seconds(made, inputs)}
+
+    def _used(self, inputs: Inputs) -> bool:
+        return self.recipe.kernels.get(about(len(inputs.rows[0])), False)
+
+    def _undecided(self, step: Step, inputs: Inputs) -> bool:
+        """Whether kernels could be used, and it is not known whether that is faster for about so many trials."""
+        known = about(len(inputs.rows[0])) in self.recipe.kernels
+        return not known and step.way.name == "native" and available(inputs.rows[0].device)
+
+    def _needed(self, step: Step, inputs: Inputs) -> list[Job]:
+        """The kernels that a step needs and that nobody has compiled; a process beside this one is asked for them."""
+        with kernels(True), needed() as jobs, unchanged(inputs.written()):
+            step(inputs)
+        step.way.release()
+        compiling().ask(jobs)
+        return jobs
+
+    def _faster(self, step: Step, inputs: Inputs, laid: Laid | None) -> CapturedStep:
+        """The faster of two captured steps, without kernels and, where it is not known to be slower, with them."""
+        made: dict[bool, CapturedStep] = {}
+        with kernels(False):
+            made[False] = captured(step, inputs, laid, self.pool)
+        if self._used(inputs) or self._undecided(step, inputs):
+            try:
+                if not self.recipe.kernels:
+                    agree_kernels(step, inputs)
+                with kernels(True):
+                    made[True] = captured(step, inputs, laid, self.pool)
+            except Exception as error:  # for want of memory too: the bundle has enough without this comparison
+                self._refuse("kernels", error)
+            seconds = {used: _seconds(one, inputs) for used, one in made.items()}
+            self.recipe.use_kernels(about(len(inputs.rows[0])), min(seconds, key=lambda used: seconds[used]))
+        return made[self._used(inputs)]
 
     def _refuse(self, what: str, error: Exception) -> None:
         said = str(error).strip().splitlines() or [type(error).__name__]
@@ -135,13 +223,7 @@ def _saved() -> float:
     return SAVED["cuda" if torch.cuda.is_available() else "cpu"]
 
 
-def _seconds(step: FastStep, inputs: Inputs) -> float:
-    """The least time of a few steps."""
-    times = []
-    for _ in range(TIMED):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        step(inputs)
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return min(times)
+def _seconds(step: CapturedStep, inputs: Inputs) -> float:
+    """The least time of a few steps on the device."""
+    with unchanged(inputs.written()):
+        return min(step.timed() for _ in range(TIMED)) / 1e3

@@ -86,15 +86,16 @@ class Inputs:
         keys: torch.Tensor | None,
         numbers: list[torch.Tensor],
         room: Room | None = None,
+        coefficients: list[dict[str, torch.Tensor]] | None = None,
     ) -> Inputs:
-        """The inputs of the stack's rows from ``first`` to ``last``."""
+        """The inputs of the stack's rows from ``first`` to ``last``; with ``coefficients``, where these are known."""
         params, buffers = stack.leaves(first, last)
         return cls(
             [flat.rows[first:last] for flat in stack.flats],
             [flat.states(first, last) for flat in stack.flats],
             {name: rows[first:last] for name, rows in stack.others.items()},
             buffers,
-            stack.coefficients(first, last),
+            stack.coefficients(first, last) if coefficients is None else coefficients,
             batch,
             shared,
             keys,
@@ -105,12 +106,13 @@ class Inputs:
         )
 
     def part(self, first: int, last: int) -> Inputs:
-        """The inputs of some of these rows, as far as gradients are computed from them."""
+        """The inputs of some of these rows."""
 
         def cut(leaf: Any) -> Any:
             return leaf[first:last] if isinstance(leaf, torch.Tensor) else leaf
 
-        names = ["rows", "others", "buffers", "keys", "numbers", *([] if self.shared else ["batch"])]
+        names = ["rows", "state", "others", "buffers", "coefficients", "keys", "numbers"]
+        names += [] if self.shared else ["batch"]
         cuts = {name: tree_map(cut, getattr(self, name)) for name in names}
         return replace(self, **cuts, params=None, room=None, owners=())
 

@@ -1,17 +1,18 @@
 """The block sizes that a kernel runs with: timed on the device, once for each shape, and remembered.
 
-A kernel offers a few candidates, the likeliest first. Without a device, or while a CUDA graph is recorded, the first is
-taken. The times are kept in a file of the user's cache folder for the next process, by device and version. It is only
-a cache: a line that cannot be read is passed over.
+A kernel offers a few candidates, the likeliest first. Without a device, while a CUDA graph is recorded, or where none
+is to be timed (``untimed``), the first is taken. The times are kept in a file of the user's cache folder for the next
+process, by device and version. It is only a cache: a line that cannot be read is passed over.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +25,7 @@ TIMED = 3
 QUEUED = 2_000_000  # cycles, about a millisecond
 
 _KNOWN: dict[tuple[Hashable, ...], Blocks] = {}
+_UNTIMED = ContextVar("untimed", default=False)
 
 
 def interpreted() -> bool:
@@ -34,6 +36,20 @@ def interpreted() -> bool:
 def about(count: int) -> int:
     """A count, rounded to a power of two: one trial more or less asks for no other blocks, and compiles nothing."""
     return 1 << max(0, count.bit_length() - 1)
+
+
+@contextmanager
+def untimed() -> Iterator[None]:
+    """Take the first candidate where none was ever timed.
+
+    Backward passes stay in this thread: those of CUDA have a thread of their own, which sees no context variable.
+    """
+    token = _UNTIMED.set(True)
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
+    finally:
+        _UNTIMED.reset(token)
 
 
 def tuned(
@@ -48,6 +64,8 @@ def tuned(
     name = f"{_here()}: {shape}"
     best = _kept().get(name, {})
     if best not in offered:  # it was never timed, or timed before the candidates changed
+        if _UNTIMED.get():
+            return offered[0]
         best = _fastest(offered, launch)
         _keep(name, best)
     _KNOWN[shape] = best

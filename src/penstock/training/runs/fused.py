@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.bundle import (
     Bundle,
     Gathering,
     Measured,
-    Placement,
     StateSaved,
     TrialFailed,
     TrialFinished,
     TrialStopped,
     WorkerEvent,
 )
-from penstock.training.account import Entry
+from penstock.speed.sizes import best_size, most
 from penstock.training.runs.base import SAVING, Events, Run, failed, key, out_of_memory, same
+from penstock.training.runs.member import FusedMember
 from penstock.trial import Metrics, Report, StateRef
 
 if TYPE_CHECKING:
@@ -28,58 +28,19 @@ if TYPE_CHECKING:
     from penstock.training.worker import Worker
 
 
-@dataclass
-class FusedMember:
-    """A trial inside a fused bundle."""
-
-    placement: Placement
-    training: Training
-    entry: Entry
-    state: StateRef | None  # the last one written
-    reported: bool = False  # since it came
-
-    def grant(self, placement: Placement) -> None:
-        """Train to another budget."""
-        self.placement = placement
-
-    def saved(self, state: StateRef) -> None:
-        """Note the state that was written last."""
-        self.state = state
-
-    def has_reported(self) -> None:
-        """Note a report."""
-        self.reported = True
-
-    @property
-    def moved(self) -> bool:
-        """Whether it has trained since its last state."""
-        return self.training.step != (0 if self.state is None else self.state.step)
-
-    def certain(self, ended: int = 0) -> int:
-        """How many steps are left in its grant, after so many more units."""
-        return (self.placement.budget - self.training.unit - ended) * self.training.unit_length
-
-    @property
-    def position(self) -> int:
-        """How many steps its bundle has taken, by the rounds that its placement tells and its own steps."""
-        return self.placement.since * self.training.unit_length + self.training.step
-
-    def stopped(self) -> TrialStopped:
-        """The event of its leaving."""
-        return TrialStopped(self.placement.trial, self.placement.attempt, self.state)
-
-
 class FusedRun(Run):
     """Several trials, trained as one model."""
 
     def __init__(self, worker: Worker, bundle: Bundle) -> None:
         from penstock.training.fused.bundle import Fused
+        from penstock.training.runs.ahead import Ahead
 
         super().__init__(worker, bundle)
         self.placements = bundle.placements
         self.seen: set[tuple[int, int]] = set()  # placements that began: a declaration may name trials that have left
         self.members: list[FusedMember] = []
         self.fused = Fused(worker.recipe(bundle), max(1, len(bundle.placements)))
+        self.ahead = Ahead(worker.device)
         self.measuring: Measuring | None = None
         self.dissolving = False  # whether its trials are about to go on solo, as it was told that this is better
 
@@ -112,15 +73,21 @@ class FusedRun(Run):
                 yield from self._change()
                 if not self.members:
                     return
+                if self.bundle.mode == "solo" and not worker.captures(self.bundle):
+                    while self.members:  # alone, a plain step is faster
+                        yield self._stop(self.members[0])
+                    return
                 met = fused.speeding.meet([member.training for member in self.members])
                 if self.measuring is not None:
                     self.measuring.expect(len(self.members))
                 elif met:
                     fused.speeding.expect(min(member.certain() for member in self.members))
-                began = time.perf_counter()
+                began, count = time.perf_counter(), 0
                 size = recipe.size
                 try:
-                    fused.step(measuring=self.measuring)
+                    count = self._leap()
+                    if not count:
+                        fused.step(measuring=self.measuring)
                 except Differs as error:
                     yield self._not_fused(f"a step together was another than alone: {error}")
                     yield from self._send_back()
@@ -133,6 +100,7 @@ class FusedRun(Run):
                     recipe.limit(half)
                     yield self._told(half, {}, _why_halved(error, half))
                     if len(self.members) == 1:
+                        recipe.refuse()
                         yield from self._give_up(error, died=True)
                     yield from self._send_back()
                     return
@@ -140,13 +108,13 @@ class FusedRun(Run):
                     yield from self._one_by_one()
                 yield from self._take_out_failed()
                 ended = self._in_order(fused.take_ended())
-                self._pace(began, bool(ended))
+                self._pace(began, max(1, count), bool(ended))
                 rows = (yield from self._evaluate(ended)) if ended else []
                 worker.account.charge([member.entry for member in self.members], time.perf_counter() - began)
                 yield from self._measured(size)
                 due = time.perf_counter() - saved > len(self.members) * worker.save_cost / SAVING
                 fused.take_metrics(ended, rows)
-                peak = worker.account.peak_bytes(sum(step.bytes for step in fused.fast.values())) if ended else None
+                peak = worker.account.peak_bytes(max(fused.fast.bytes, fused.measures.bytes)) if ended else None
                 yield from self._take_out_failed()
                 for trial, metrics in zip(ended, rows, strict=True):
                     if trial not in fused.trials:
@@ -185,7 +153,8 @@ class FusedRun(Run):
                 continue
             entry = self.worker.account.open(training.step)
             self.members.append(FusedMember(placement, training, entry, placement.state))
-        if entering and self.fused.recipe.size is None and self.measuring is None and len(self.members) > 1:
+        unmeasured = self.fused.recipe.size is None and self.measuring is None and len(self.members) > 1
+        if entering and unmeasured and not self._captures:  # a captured step is timed when it is made
             yield from self._measure_alone()
         inside = set(map(id, self.fused.trials))
         for member in [m for m in self.members if id(m.training) not in inside]:
@@ -233,6 +202,7 @@ class FusedRun(Run):
         return member.stopped()
 
     def _not_fused(self, reason: str) -> Measured:
+        self.fused.recipe.refuse()
         return Measured(self.bundle.signature, self.worker.device, "sharing", {}, 1, reason, "solo")
 
     def _dissolve(self, reason: str) -> Events:
@@ -262,7 +232,11 @@ class FusedRun(Run):
     def _evaluate(self, ended: list[Training]) -> Generator[WorkerEvent | Gathering | None, None, list[Metrics]]:
         """The metrics of the trials that ended a unit; after an error one by one, to know whose error it is."""
         try:
-            return self.fused.evaluate(ended)
+            fetch = self.fused.evaluate(ended)
+            if self.fused.fast and self.worker.on_gpu:
+                self.ahead.launched(0)
+                yield None  # the device is still at work: other runs may go on meanwhile
+            return fetch()
         except Exception as error:
             if out_of_memory(error):
                 self.fused.recipe.measure_alone("a lack of memory")
@@ -322,17 +296,36 @@ class FusedRun(Run):
             self.worker.account.charge([first.entry], time.perf_counter() - began)
             yield None
 
+    @property
+    def _captures(self) -> bool:
+        """Whether its step is going to be captured, soon after its first steps."""
+        from penstock.training.fused.speeding import CAPTURING
+
+        certain = min(member.certain() for member in self.members)
+        return self.worker.on_gpu and self.fused.recipe.capturable and certain >= CAPTURING
+
     def _measured(self, size: int | None) -> Events:
         """Tell the measured size once it is known, and a smaller one where memory ran out."""
+        from penstock.training.fused.measuring import LARGEST
+        from penstock.training.fused.measuring import reason as why
+
         recipe = self.fused.recipe
         if self.measuring is not None and self.measuring.done:
-            found, self.measuring = self.measuring, None
-            recipe.limit(max(2, found.size))
-            self.dissolving = found.size == 1
-            yield self._told(found.size, found.seconds if found.steady else {}, found.reason(recipe.named))
-            if found.steady:
-                cost = {0: found.checking, 1: found.seconds[1]}
-                yield Measured(self.bundle.signature, self.worker.device, "trying", cost, found.size, "", recipe.named)
+            measured, self.measuring = self.measuring, None
+            recipe.limit(max(2, measured.size))
+            self.dissolving = measured.size == 1
+            yield self._told(measured.size, measured.seconds if measured.steady else {}, measured.reason(recipe.named))
+            if measured.steady:
+                cost = {0: measured.checking, 1: measured.seconds[1]}
+                size = measured.size
+                yield Measured(self.bundle.signature, self.worker.device, "trying", cost, size, "", recipe.named)
+            self.fused.speeding.expect(min(member.certain() for member in self.members))
+        elif times := self.fused.speeding.take_times():
+            each = self.fused.fast.bytes // max(times)
+            found = best_size(times, min(LARGEST, max(1, most((0, each), self.worker.free_bytes()))))
+            recipe.limit(max(2, found))
+            self.dissolving = found == 1
+            yield self._told(found, times, why(times, found, f"{recipe.named}, captured"))
         elif recipe.size is not None and (recipe.size != size or recipe.news):
             reason = recipe.reason or self.bundle.reason
             yield self._told(recipe.size, {}, reason if recipe.size == size else _no_memory(recipe.size))
@@ -342,12 +335,29 @@ class FusedRun(Run):
         said = recipe.tell(reason)
         return Measured(self.bundle.signature, self.worker.device, "sharing", dict(seconds), size, said, recipe.named)
 
-    def _pace(self, began: float, ended: bool) -> None:
+    def _leap(self) -> int:
+        """Launch as many steps at once as can be laid down, ahead of the device; gives how many."""
+        if self.measuring is not None or not self.fused.fast:
+            return 0
+        self.ahead.wait()
+        if count := self.fused.leap(self.ahead.steps):
+            self.ahead.launched(count)
+        return count
+
+    @property
+    def busy(self) -> bool:
+        return self.ahead.busy
+
+    def wait(self) -> None:
+        self.ahead.wait()
+
+    def _pace(self, began: float, steps: int, ended: bool) -> None:
         """After each unit, see whether a faster step would pay, or does."""
-        if ended:
-            self.worker.synchronize()
         fused = self.fused
-        fused.speeding.took(time.perf_counter() - began)
+        if ended and not fused.fast:
+            self.worker.synchronize()
+        fused.speeding.took(time.perf_counter() - began, steps)
+        fused.speeding.look()
         if not ended or self.measuring is not None:
             return
         certain = min(member.certain(1) for member in self.members)  # the unit that has just ended is counted later

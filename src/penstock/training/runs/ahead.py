@@ -1,0 +1,48 @@
+"""How far the host has run ahead of a device: it launches a run of steps while the device computes the one before."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+AHEAD = 2  # runs of steps that may be launched and not yet computed
+SPAN = 0.15  # seconds that one of them takes about, so that trials come and go soon enough
+FIRST = 16  # steps of the first, whose pace is not known
+
+
+class Ahead:
+    """The work that a device has still to compute, on one stream of it."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device.startswith("cuda")
+        self._marks: deque[tuple[torch.cuda.Event, int]] = deque()
+        self._before: torch.cuda.Event | None = None  # the end of the work that was computed last
+        self._pace: float | None = None  # seconds of a step
+
+    @property
+    def steps(self) -> int:
+        """How many steps to launch next."""
+        return FIRST if self._pace is None else max(1, int(SPAN / self._pace))
+
+    @property
+    def busy(self) -> bool:
+        """Whether the device has enough to do."""
+        return len(self._marks) >= AHEAD and not self._marks[0][0].query()  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Wait until the device can do with more."""
+        while len(self._marks) >= AHEAD:
+            mark, steps = self._marks.popleft()
+            mark.synchronize()
+            if self._before is not None and steps:
+                self._pace = max(1e-6, self._before.elapsed_time(mark) / 1e3 / steps)
+            self._before = mark
+
+    def launched(self, steps: int) -> None:
+        """Note that so many steps, or 0 where it is other work, were launched."""
+        if not self._cuda:
+            return
+        mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        mark.record()
+        self._marks.append((mark, steps))

@@ -1,0 +1,191 @@
+"""Many steps laid down at once are the same as one by one. On a CPU, a recording is called instead of replayed."""
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.training.fused import audit, recording
+from penstock.training.fused.compiled import LaidStep
+from tests.tasks import Blobs
+from tests.training.together import Together, Trials, farthest, go_on
+
+
+class Called:
+    """Stands for a recording: what was to be recorded is called at every replay."""
+
+    def __init__(self, run, written, pool):
+        with recording.unchanged(written):
+            self.made = run()
+        self.run, self.bytes = run, 0
+
+    def replay(self):
+        self.made = self.run()
+
+    def timed(self):
+        return 1.0
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch):
+    monkeypatch.setattr(recording, "Recording", Called)
+    monkeypatch.setattr(recording, "records", lambda device: True)
+    monkeypatch.setattr(audit, "EVERY", 10**6)  # audits have tests of their own
+
+
+class Drawing(Blobs):
+    """96 rows in batches of 20: the last batch of an epoch is shorter. Everything is in float64."""
+
+    batch_size = 20
+
+    def __init__(self, optimizer, scheduler=None):
+        self.make, self.schedule = optimizer, scheduler
+
+    def data(self, config):
+        (x, y), (v, w) = super().data(config)
+        return (x[:96].double(), y[:96]), (v.double(), w)
+
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 2)).double()
+
+    def optimizer(self, params, config):
+        return self.make(params, lr=config["lr"])
+
+    def scheduler(self, optimizer, config):
+        return self.schedule(optimizer) if self.schedule else None
+
+
+def momentum(params, lr):
+    return torch.optim.SGD(params, lr=lr, momentum=0.9, weight_decay=lr / 10)
+
+
+def by_step(optimizer):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40, cycle_momentum=False), "step"
+
+
+def by_unit(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def one_ahead(made):
+    """Let the second trial be an epoch ahead of the others, so that it has batches of its own."""
+    go_on(made[1], 5)
+    return made
+
+
+def leap(together, steps, most):
+    """Train by some steps in leaps; gives how many leaps there were."""
+    leaps, left = 0, steps
+    while left:
+        count = together.fused.leap(min(left, most))
+        if count:
+            leaps += 1
+        else:
+            together.fused.step()
+        left -= max(1, count)
+        together.end_units()
+    return leaps
+
+
+CASES = [
+    (momentum, None),
+    (momentum, by_step),
+    (torch.optim.Adam, by_unit),
+    (torch.optim.NAdam, None),
+    (torch.optim.Adagrad, by_step),
+]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("optimizer", "scheduler"), CASES)
+def test_steps_laid_down_at_once_are_those_taken_one_by_one(optimizer, scheduler, apart):
+    trials = Trials(Drawing(optimizer, scheduler))
+    both = []
+    for leaping in (False, True):
+        made = [trials.make(n, {"lr": 0.01 * (n + 1)}) for n in range(3)]
+        made = one_ahead(made) if apart else made
+        together = Together().enter(*made).step(2)
+        if leaping:
+            together.fused.speeding.meet(made)
+            together.fused.speeding.expect(100)
+            together.step(1)
+            assert isinstance(next(iter(together.fused.fast.steps.values())), LaidStep)
+            assert leap(together, 29, 8) >= 4
+        else:
+            together.step(30)
+        assert not together.recipe.refusals
+        both.append([(together.fused.state(one), together.curve(one)) for one in made])
+    assert farthest(*both) <= (1e-12, "")
+
+
+def test_trials_come_and_go_between_leaps():
+    trials = Trials(Drawing(torch.optim.Adam))
+    both = []
+    for most in (0, 5):
+        made = [trials.make(n, {"lr": 0.01 * (n + 1)}) for n in range(4)]
+        together = Together().enter(*made[:3]).step(2)
+        for go, come in (((), ()), (made[1:2], ()), ((), made[3:])):
+            together.leave(*go)
+            together.enter(*come)
+            together.fused.speeding.meet(list(together.fused.trials))
+            together.fused.speeding.expect(100)
+            if most:
+                together.step(1)
+                assert leap(together, 9, most)
+            else:
+                together.step(10)
+        both.append([(together.fused.state(one), together.curve(one)) for one in made if one is not made[1]])
+    assert farthest(*both) <= (1e-12, "")
+
+
+def test_a_leap_ends_with_a_unit_and_before_an_audit(monkeypatch):
+    trials = Trials(Drawing(momentum))
+    made = [trials.make(n, {"lr": 0.01}) for n in range(2)]
+    together = Together().enter(*made).step(6)
+    together.fused.speeding.meet(made)
+    together.fused.speeding.expect(100)
+    together.step(1)
+    assert together.fused.leap(100) == 0  # the first two steps by a faster one are audited
+    together.step(1)
+    assert together.fused.leap(100) == 0
+    together.step(1)
+    assert made[0].place == 80
+    assert together.fused.leap(100) == 0  # the short batch at the end of the unit is of another kind
+    together.step(1)
+    assert made[0].unit == 2
+    assert together.fused.leap(3) == 3
+    assert together.fused.leap(100) == 1
+    assert made[0].place == 80
+
+
+def test_metrics_by_a_recording_are_those_without():
+    trials = Trials(Drawing(momentum))
+    trials.task.eval_batch_size = 6
+    both = []
+    for recorded in (False, True):
+        made = [trials.make(n, {"lr": 0.01 * (n + 1)}) for n in range(3)]
+        together = Together().enter(*made).step(4)
+        if recorded:
+            together.fused.speeding.meet(made)
+            together.fused.speeding.expect(100)
+        together.step(16)
+        assert bool(together.fused.measures._made) is recorded
+        assert not together.fused.measures.refused
+        both.append([together.curve(one) for one in made])
+    assert both[0] == both[1]
+    assert len(both[0][0]) == 4
+
+
+def test_an_epoch_whose_order_is_being_read_keeps_its_place():
+    """Leaps longer than an epoch: the orders of two epochs are on the device, and a third has to wait."""
+    trials = Trials(Drawing(momentum))
+    trials.task.batch_size, trials.task.unit_steps = 48, 40
+    both = []
+    for most in (0, 30):
+        made = [trials.make(n, {"lr": 0.01 * (n + 1)}) for n in range(2)]
+        together = Together().enter(*made).step(1)
+        together.fused.speeding.meet(made)
+        together.fused.speeding.expect(100)
+        together.step(15)
+        _ = leap(together, 20, most) if most else together.step(20)
+        both.append([together.fused.state(one) for one in made])
+    assert farthest(*both) <= (1e-12, "")

@@ -1,0 +1,113 @@
+"""A program: the kernels that a step needs, and those that Triton would look up, on a machine without a device.
+
+Triton is told of a device of capability 90, and nothing is launched there. Run as ``python steps.py FILE``, the program
+writes a JSON object into FILE.
+"""
+
+import hashlib
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from penstock.training.kernels import (
+    attention,
+    convolution,
+    depthwise,
+    moments,
+    needed,
+    normalization,
+    patches,
+    tuning,
+    weighing,
+)
+from penstock.training.kernels.geometry import Geometry
+
+MODULES = (attention, convolution, depthwise, moments, normalization, patches, weighing)
+WHERE = Geometry.of((4, 4), (3, 3), (2, 2), (1, 1), (1, 1))
+
+
+class Device:
+    """A device that nothing can be launched on."""
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+
+@triton.jit
+def _other(x):
+    pass
+
+
+def step():
+    """Every kernel, forward and backward."""
+    x = torch.ones(2, 2, 4, 4, 4, requires_grad=True)
+    w = torch.ones(2, 4, 4, 3, 3, requires_grad=True)
+    ones = torch.ones(2, 4, requires_grad=True)
+    weighing.convolution(x, w, WHERE)[0].sum().backward()
+    depthwise.depthwise(x, w[:, 0].flatten(2).mT, WHERE).sum().backward()
+    normalization.batch_norm(x, ones, ones, torch.ones(2), None, 1)[0].sum().backward()
+    attention.attention(*[x.flatten(0, 1)] * 3).sum().backward()
+
+
+def looked_up():
+    """The names under which Triton looks for the kernels of a step in its cache, one for each."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.compiler import make_backend
+    from triton.runtime.cache import get_cache_key
+
+    names = []
+
+    def compile(source, target, options):
+        backend = make_backend(target)
+        env = get_cache_invalidating_env_vars()
+        key = get_cache_key(source, backend, backend.parse_options(dict(options)), env_vars=env)
+        names.append(hashlib.sha256(key.encode()).hexdigest())
+        return mock.MagicMock()
+
+    with ExitStack() as stack:
+        for module in MODULES:
+            for value in vars(module).values():
+                if isinstance(value, triton.JITFunction) and hasattr(value, "compile"):  # it was launched
+                    stack.enter_context(mock.patch.object(value, "compile", compile))
+        with tuning.untimed():
+            step()
+    return names
+
+
+def main():
+    driver.set_active(Device())
+    asked = []
+    other = torch.ones(1)
+    with ExitStack() as stack:
+        for module in MODULES:
+            if hasattr(module, "runs"):
+                stack.enter_context(mock.patch.object(module, "runs", return_value=True))
+        stack.enter_context(mock.patch.object(tuning, "_here", return_value="a device"))
+        stack.enter_context(mock.patch.object(tuning, "_fastest", side_effect=AssertionError("timed")))
+        stack.enter_context(mock.patch("torch.cuda.is_current_stream_capturing", return_value=False))
+        triton.knobs.runtime.jit_cache_hook = before = lambda fn, **_: asked.append(fn.name) or True
+        with needed.needed() as jobs:
+            step()
+            _other[1,](other)
+        assert triton.knobs.runtime.jit_cache_hook is before
+        triton.knobs.runtime.jit_cache_hook = None
+        names = looked_up()
+    found = {"jobs": jobs, "digests": [needed.digest(job) for job in jobs], "looked_up": names, "asked": asked}
+    Path(sys.argv[1]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
