@@ -262,7 +262,7 @@ class Study:
                     pace=self._pace(executor, how, log.dir),
                     spreads=self._spreads(executor, how),
                     growing=how.growth,
-                    packing=how.packs(self.space, self.seed),
+                    packing=how.packs(self.task, self.space, self.seed, concurrent=executor.concurrent),
                     shards=shards(self.task),
                 )
                 with self._progress(progress) as engine.watch, stoppable(engine.interrupt):

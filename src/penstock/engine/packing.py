@@ -7,9 +7,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.bundle import Measured
 from penstock.engine.bundling import Place
 from penstock.scheduling.base import Assignment, Demand, Holding, View, room
-from penstock.scheduling.packs import Packing, join
+from penstock.scheduling.packs import LARGEST, Packing, join
 from penstock.speed.model import Speed
 from penstock.trial import Config
 
@@ -22,6 +23,7 @@ class Packs:
 
     def __init__(self, placing: Placing, packing: Packing | None) -> None:
         self._placing, self._packing = placing, packing
+        self._timed: set[frozenset[str]] = set()  # the signatures of packs that were timed in this study
 
     @property
     def any(self) -> bool:
@@ -52,8 +54,20 @@ class Packs:
         devices = {name: device for name, device in view.devices.items() if name not in unsafe}
         there = {trial: one for trial, one in running.items() if devices.keys() >= {*one.assignment.devices}}
         seen = replace(view, devices=devices, running=there, room=room(devices, there.values()))
+        most = {name: LARGEST if self.forced else self._placing.pace.packs(name) or LARGEST for name in devices}
         left = [demand for trial, demand in asked.items() if trial not in running]
-        return made + join(seen, left, speed, self._packing)
+        return made + join(seen, left, speed, self._packing, most)
+
+    def measured(self, event: Measured) -> None:
+        """A pack was timed: the parts of packs on such devices that gain too little leave, and take turns instead."""
+        bundling, alike = self._placing.bundling, self._placing.pace.alike(event.device)
+        for place in bundling.bundles():
+            if place.mode == "packed" and place.devices[0] in alike:
+                self._timed.add(self._signatures(place))
+                place.measure = False
+                for part in list(place.parts.values())[event.size :]:
+                    place.leaving |= part.members.keys()
+                bundling.declare(place)
 
     def alike(self, made: Sequence[Assignment]) -> dict[int, int]:
         """By trial that enters a pack: how many trials of its signature will be there."""
@@ -79,14 +93,25 @@ class Packs:
         place.pack(bundling.demands[first].signature if place.mode == "fused" else first)
         return place
 
+    def _signatures(self, place: Place) -> frozenset[str]:
+        return frozenset(self._placing.bundling.demands[trial].signature for trial in place.members)
+
+    def _measures(self, place: Place, one: Assignment) -> bool:
+        """Whether a pack is to time what it gains with a trial: its kinds were not timed together before."""
+        known = self._placing.pace.packs(one.devices[0]) is not None and not self._timed  # by an earlier study
+        met = self._signatures(place) | {self._placing.queue.waiting[one.trial].signature}
+        return not self.forced and not known and met not in self._timed
+
     def part(self, place: Place, one: Assignment, *, lonely: bool) -> Place:
         """The part of a pack that a trial enters: the fused bundle of its signature, or else a bundle of its own."""
         placing = self._placing
         signature, size = placing.descriptions.of(one.trial).signature or "", placing.size(one)
         fuses = bool(signature) and size != 1 and not lonely
         kind = placing.queue.waiting[one.trial].signature if fuses else one.trial
+        place.measure = place.measure or self._measures(place, one)
         if kind not in place.parts:
             part = place.parts[kind] = placing.bundling.make(one.devices, "fused" if fuses else "solo", "")
+            part.signature = signature  # of a solo part too: its step may be captured
             if fuses:
-                part.signature, part.size, part.reason = signature, size, placing.pace.reason(signature, one.devices[0])
+                part.size, part.reason = size, placing.pace.reason(signature, one.devices[0])
         return place.parts[kind]

@@ -145,6 +145,8 @@ class Placing:
         self.changed = True
         if event.kind == "scaling":
             self.elastic.settle(event.signature)
+        elif event.kind == "packing":
+            self.packs.measured(event)
         elif event.kind == "sharing":
             if event.way == "solo" and event.size == 1:
                 self.descriptions.failed(event.signature, event.reason)

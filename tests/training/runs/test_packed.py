@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from penstock.bundle import Bundle, Job, StateSaved, TrialFailed, TrialFinished, TrialStopped
+from penstock.bundle import Bundle, Job, Measured, StateSaved, TrialFailed, TrialFinished, TrialStopped
+from penstock.speed.packing import how_many
 from penstock.task import as_task
 from penstock.training.runs.base import Run
-from penstock.training.runs.packed import PARTS
-from penstock.training.worker import Worker
+from penstock.training.worker import RUNS, Worker
 from penstock.trial import Report
 from tests.training.runs.test_fused import Driven, Exact
 
@@ -70,10 +70,10 @@ class Packed(Driven):
             if not left:
                 del self.parts[name]
 
-    def declare(self, name="pack"):
+    def declare(self, name="pack", measure=False):
         parts = tuple(self.parts.values())
         placements = tuple(p for part in parts for p in part.placements)
-        self.worker.place(Bundle(name, ("cpu",), placements, "packed", parts=parts))
+        self.worker.place(Bundle(name, ("cpu",), placements, "packed", measure=measure, parts=parts))
 
     def advance(self, boundaries):
         for _ in range(boundaries):
@@ -268,10 +268,22 @@ class Slow(Run):
 
 def test_a_busy_part_is_left_alone_and_the_first_that_was_called_is_waited_for(pack, monkeypatch):
     said = []
-    monkeypatch.setitem(PARTS, "solo", lambda worker, bundle: Slow(worker, bundle, 2, said))
+    monkeypatch.setitem(RUNS, "solo", lambda worker, bundle: Slow(worker, bundle, 2, said))
     pack.solo(*(pack.placement(trial, 1, **ALIKE) for trial in range(3)))
     pack.declare()
     while not pack.worker.idle:
         pack.worker.advance()
     names = [f"trial {trial}" for trial in range(3)]
     assert said == [*names, *(word for name in names for word in (f"wait {name}", name))]
+
+
+def test_a_pack_times_its_parts_on_steps_that_count_and_tells_it_once(pack):
+    pack.solo(*(pack.placement(trial, 12, width=3 + trial, optimizer="sgd") for trial in range(2)))
+    pack.fused("alike", *(pack.placement(trial, 12, **ALIKE) for trial in (2, 3)))
+    pack.declare(measure=True)
+    pack.go_on()
+    (told,) = (e for e in pack.events if isinstance(e, Measured) and e.kind == "packing")
+    assert 2 in told.table
+    assert told.size == how_many(told.table)
+    assert "2 bundles together train" in told.reason
+    pack.assert_as_alone(0, 1, 2, 3)

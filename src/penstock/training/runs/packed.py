@@ -14,19 +14,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.bundle import Bundle, BundleMode, Gathering, TrialFailed, TrialFinished, TrialStopped, WorkerEvent
+from penstock.bundle import Bundle, Gathering, Measured, TrialFailed, TrialFinished, TrialStopped, WorkerEvent
+from penstock.speed.packing import reason
 from penstock.task import FunctionTask
 from penstock.training.random.generators import Standing
 from penstock.training.runs.base import Events, Run, key
-from penstock.training.runs.fused import FusedRun
-from penstock.training.runs.solo import SoloRun
+from penstock.training.runs.weighing import Weighing
 
 if TYPE_CHECKING:
     from penstock.training.keeping import Kept
     from penstock.training.worker import Worker
 
 TURN = 0.005  # seconds that a part has the device at least: each change of parts brings values back
-PARTS: dict[BundleMode, type[Run]] = {"solo": SoloRun, "fused": FusedRun}
 
 
 class _Part:
@@ -83,6 +82,7 @@ class PackedRun(Run):
         self._held = False  # whether it must have the next one too: a function goes on until it reports
         self._turns = 0
         self._began = self._since = time.perf_counter()  # of its turn, and of the seconds that no part has yet
+        self._weighing: Weighing | None = None
         if first is not None:
             run, events = first
             assert events is not None
@@ -102,16 +102,32 @@ class PackedRun(Run):
         least = min((part.seconds for part in self._parts.values()), default=0.0)
         for name, new in wanted.items():
             if coming := tuple(one for one in new.placements if key(one) not in self._left):
-                run = PARTS[new.mode](self.worker, replace(new, placements=coming))
+                run = self.worker.run(replace(new, placements=coming))
                 self._parts[name] = _Part(run, run.events(), least, self._stream())
         if ours:
             self.bundle = bundle
+            if bundle.measure and (self._weighing is None or wanted):
+                self._weigh()
         return ours
+
+    def _weigh(self) -> None:
+        """Time the parts, alone and together; begun anew whenever parts come or go."""
+        self._weighing = Weighing([part.run for part in self._parts.values()]) if len(self._parts) > 1 else None
+
+    def _weighed(self) -> Measured:
+        """Tell what was found; the engine takes the parts out that gain too little."""
+        assert self._weighing is not None
+        found, self._weighing = self._weighing, None
+        return Measured("pack", self.worker.device, "packing", found.sigmas, found.size, reason(found.sigmas), "packed")
 
     def events(self) -> Events:
         try:
             while self._parts:
                 yield self._advance(self._next())
+                if self._weighing is not None:
+                    self._weighing.look()
+                    if self._weighing.done:
+                        yield self._weighed()
         finally:
             self.worker.account.charge_by(None)
             for part in self._parts.values():
@@ -133,6 +149,8 @@ class PackedRun(Run):
             part.events.close()
             self._parts = {name: one for name, one in self._parts.items() if one is not part}
             self._now, self._held = None, False
+            if self._weighing is not None:
+                self._weigh()
         return event
 
     # Turns
@@ -142,6 +160,8 @@ class PackedRun(Run):
         if self._now is not None and self._held:
             return self._now
         parts = list(self._parts.values())
+        if self._weighing is not None:
+            parts = [part for part in parts if part.run in self._weighing.active]
         free = [part for part in parts if not part.run.busy]
         if not free:
             first = min(parts, key=lambda part: part.called)
