@@ -2,8 +2,8 @@
 
     penstock run examples/packed.py --sharing packed
 
-Trials that are alike are fused inside the pack, and the others train beside them. On a GPU each has a stream of its own; on a
-CPU they take turns. By default a study packs only where that is measured to pay.
+Trials that are alike are fused inside the pack, and the others train beside them. On a GPU each has a stream of its
+own; on a CPU they take turns. By default a study packs only where that is measured to pay.
 """
 
 from typing import Any

@@ -170,6 +170,8 @@ class Pace:
             self.shelf.measured(event, device)
         if event.kind == "scaling":
             return self.model.spread(event.signature, device.type, event.table)
+        if event.kind == "packing" and not event.table:
+            return []  # of memory alone
         if event.kind == "packing":
             self._packs[device.type] = event.size
             return []

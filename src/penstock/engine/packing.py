@@ -23,6 +23,7 @@ class Packs:
 
     def __init__(self, placing: Placing, packing: Packing | None) -> None:
         self._placing, self._packing = placing, packing
+        self._room: dict[str, int] = {}  # by device: how many bundles its memory was seen to hold
         self._timed: set[frozenset[str]] = set()  # the signatures of packs that were timed in this study
 
     @property
@@ -54,13 +55,17 @@ class Packs:
         devices = {name: device for name, device in view.devices.items() if name not in unsafe}
         there = {trial: one for trial, one in running.items() if devices.keys() >= {*one.assignment.devices}}
         seen = replace(view, devices=devices, running=there, room=room(devices, there.values()))
-        most = {name: LARGEST if self.forced else self._placing.pace.packs(name) or LARGEST for name in devices}
+        pays = {name: None if self.forced else self._placing.pace.packs(name) for name in devices}
+        most = {name: min(pays[name] or LARGEST, self._room.get(name, LARGEST)) for name in devices}
         left = [demand for trial, demand in asked.items() if trial not in running]
         return made + join(seen, left, speed, self._packing, most)
 
     def measured(self, event: Measured) -> None:
         """A pack was timed: the parts of packs on such devices that gain too little leave, and take turns instead."""
         bundling, alike = self._placing.bundling, self._placing.pace.alike(event.device)
+        if not event.table:  # memory had no room for one more, which has left
+            self._room[event.device] = event.size
+            return
         for place in bundling.bundles():
             if place.mode == "packed" and place.devices[0] in alike:
                 self._timed.add(self._signatures(place))
