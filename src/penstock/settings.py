@@ -22,7 +22,7 @@ from penstock.scheduling.packs import PICKS, Packing, Pick
 from penstock.scheduling.waterfill import waterfill
 from penstock.space import Space
 from penstock.tabulated import TabulatedTask
-from penstock.task import AnyTask, shards, task_name
+from penstock.task import AnyTask, Task, shards, task_name
 from penstock.trial import Mode
 
 if TYPE_CHECKING:
@@ -129,12 +129,14 @@ class RunSettings:
         """The scheduler of that name."""
         return SCHEDULERS[self.scheduler]
 
-    def packs(self, space: Space, seed: int) -> Packing | None:
-        """Which trials are packed; None where none is."""
-        if self.sharing != "packed":
+    def packs(self, task: AnyTask, space: Space, seed: int, *, concurrent: bool) -> Packing | None:
+        """Which trials are packed; None where none is. Bundles that would take turns gain nothing by it."""
+        measured = self.sharing == "auto" and concurrent and not self.deterministic and self.scheduler != "fifo"
+        if self.sharing != "packed" and not (measured and isinstance(task, Task) and shards(task) == 1):
             return None
         similarity = math.inf if self.similarity is None else self.similarity
-        return Packing(cast(Pick, self.packing or PICKS[0]), similarity, True, space.domains, seed)
+        forced = self.sharing == "packed"
+        return Packing(cast(Pick, self.packing or PICKS[0]), similarity, forced, space.domains, seed)
 
     @property
     def growth(self) -> Growing:

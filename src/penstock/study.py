@@ -216,18 +216,8 @@ class Study:
                 line on stderr now and then. None is as True.
         """
         check_flags(allow_changes=allow_changes, progress=True if progress is None else progress)
-        how = RunSettings(
-            on=on,
-            workers=workers,
-            weight=weight,
-            sharing=sharing,
-            scheduler=scheduler,
-            growing=growing,
-            mixed_types=mixed_types,
-            deterministic=deterministic,
-            packing=packing,
-            similarity=similarity,
-        )
+        sharing_how = sharing, scheduler, growing, mixed_types, deterministic, packing, similarity
+        how = RunSettings(on, workers, weight, *sharing_how)
         self.task = as_task(self.task)  # its settings may have changed since the study was made
         check_task(how, self.task, self.states)
         from penstock.report.console import warnings_shown
@@ -262,7 +252,7 @@ class Study:
                     pace=self._pace(executor, how, log.dir),
                     spreads=self._spreads(executor, how),
                     growing=how.growth,
-                    packing=how.packs(self.space, self.seed),
+                    packing=how.packs(self.task, self.space, self.seed, concurrent=executor.concurrent),
                     shards=shards(self.task),
                 )
                 with self._progress(progress) as engine.watch, stoppable(engine.interrupt):

@@ -341,7 +341,7 @@ def test_a_file_that_is_none() -> None:
         (("--trials", "0"), "--trials"),
         (("--trials", "many"), "--trials"),
         (("--workers", "0"), "--workers"),
-        (("--sharing", "packed"), "--sharing"),
+        (("--sharing", "apart"), "--sharing"),
         (("--nonsense",), "--nonsense"),
     ],
 )

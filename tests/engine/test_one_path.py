@@ -4,10 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import penstock as ps
 from penstock.bundle import Device, Gathering, Job
 from penstock.engine.clocking import Shelf
+from penstock.executors import local
 from penstock.executors.local import LocalExecutor
 from penstock.executors.processes import executor as processes
 from penstock.log.events import Measured, Placed
@@ -28,7 +30,7 @@ class Lockstep(LocalExecutor):
     Of two that end a unit in one second, the one that began it first is told first, as on a simulated cluster.
     """
 
-    modes = frozenset({"solo", "fused"})
+    modes = frozenset({"solo", "fused", "packed"})
 
     def __init__(self, job, workers):
         super().__init__(job)
@@ -116,3 +118,27 @@ def test_a_real_run_and_a_simulated_one_place_the_same_sequence(algorithm, trial
     assert placed("simulated") == placed("real")
     if not isinstance(algorithm, ps.PBT):
         assert [len(trial.curve) for trial in simulated.trials] == [len(trial.curve) for trial in real.trials]
+
+
+class Widths(Blobs):
+    """Trials of three signatures."""
+
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, config["width"]), nn.ReLU(), nn.Linear(config["width"], 2))
+
+
+@pytest.mark.parametrize("scheduler", ["static_fluid", "dynamic_fluid", "waterfill"])
+@pytest.mark.parametrize("algorithm", [ps.SuccessiveHalving(max_budget=4, reduction=2), ps.Random(budget=2)], ids=repr)
+def test_a_real_pack_and_a_simulated_one_hold_the_same_trials(algorithm, scheduler, monkeypatch):
+    monkeypatch.setattr(local, "LocalExecutor", lambda job: Lockstep(job, 1))
+    space = {"lr": ps.loguniform(1e-2, 1), "width": ps.choice([3, 5, 8])}
+    how = dict(sharing="packed", scheduler=scheduler, deterministic=True, progress=False)
+    real = study(Widths(), space, dir="real", algorithm=algorithm, trials=9).run(**how)
+    device, curve = Device("cpu 0", "cpu", 2**40), ps.Curve(sharing=(1.0,) * 16)
+    there = ps.Simulated([device], curve=curve, unit_seconds=float(STEPS))
+    simulated = study(Widths(), space, dir="simulated", algorithm=algorithm, trials=9).run(on=there, **how)
+    there, here = ([(trial, mode) for trial, _, mode, _ in placed(name)] for name in ("simulated", "real"))
+    assert there[:9] == here[:9]
+    assert sorted(there) == sorted(here), "the parts of a real pack end their units one after another"
+    assert {mode for _, _, mode, _ in placed("real")} == {"packed"}
+    assert [len(trial.curve) for trial in simulated.trials] == [len(trial.curve) for trial in real.trials]

@@ -7,9 +7,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.bundle import Measured
 from penstock.engine.bundling import Place
 from penstock.scheduling.base import Assignment, Demand, Holding, View, room
-from penstock.scheduling.packs import Packing, join
+from penstock.scheduling.packs import LARGEST, Packing, join
 from penstock.speed.model import Speed
 from penstock.trial import Config
 
@@ -22,6 +23,8 @@ class Packs:
 
     def __init__(self, placing: Placing, packing: Packing | None) -> None:
         self._placing, self._packing = placing, packing
+        self._room: dict[str, int] = {}  # by device: how many bundles its memory was seen to hold
+        self._timed: set[frozenset[str]] = set()  # the signatures of packs that were timed in this study
 
     @property
     def any(self) -> bool:
@@ -39,10 +42,11 @@ class Packs:
         return None if self._packing is None else self._packing.features
 
     def join(self, view: View, made: Sequence[Assignment], demands: Sequence[Demand], speed: Speed) -> list[Assignment]:
-        """Trials that got no devices join the packs on devices; no suspect does, as it may kill its worker."""
+        """The assignments, and trials that got no devices and join the packs there; a suspect may kill its worker."""
         placing = self._placing
+        made = [replace(one, packed=True) if self.calls_for(one) else one for one in made]
         if self._packing is None or len(made) >= len(demands) or placing.bundling.moving:
-            return []
+            return made
         half = placing.suspects.half
         asked = {demand.trial: demand for demand in demands if not half(demand.trial)}
         running = {**view.running, **{one.trial: Holding(asked[one.trial], one) for one in made if one.trial in asked}}
@@ -51,7 +55,24 @@ class Packs:
         devices = {name: device for name, device in view.devices.items() if name not in unsafe}
         there = {trial: one for trial, one in running.items() if devices.keys() >= {*one.assignment.devices}}
         seen = replace(view, devices=devices, running=there, room=room(devices, there.values()))
-        return join(seen, [demand for trial, demand in asked.items() if trial not in running], speed, self._packing)
+        pays = {name: None if self.forced else self._placing.pace.packs(name) for name in devices}
+        most = {name: min(pays[name] or LARGEST, self._room.get(name, LARGEST)) for name in devices}
+        left = [demand for trial, demand in asked.items() if trial not in running]
+        return made + join(seen, left, speed, self._packing, most)
+
+    def measured(self, event: Measured) -> None:
+        """A pack was timed: the parts of packs on such devices that gain too little leave, and take turns instead."""
+        bundling, alike = self._placing.bundling, self._placing.pace.alike(event.device)
+        if not event.table:  # memory had no room for one more, which has left
+            self._room[event.device] = event.size
+            return
+        for place in bundling.bundles():
+            if place.mode == "packed" and place.devices[0] in alike:
+                self._timed.add(self._signatures(place))
+                place.measure = False
+                for part in list(place.parts.values())[event.size :]:
+                    place.leaving |= part.members.keys()
+                bundling.declare(place)
 
     def alike(self, made: Sequence[Assignment]) -> dict[int, int]:
         """By trial that enters a pack: how many trials of its signature will be there."""
@@ -77,12 +98,22 @@ class Packs:
         place.pack(bundling.demands[first].signature if place.mode == "fused" else first)
         return place
 
+    def _signatures(self, place: Place) -> frozenset[str]:
+        return frozenset(self._placing.bundling.demands[trial].signature for trial in place.members)
+
+    def _measures(self, place: Place, one: Assignment) -> bool:
+        """Whether a pack is to time what it gains with a trial: its kinds were not timed together before."""
+        known = self._placing.pace.packs(one.devices[0]) is not None and not self._timed  # by an earlier study
+        met = self._signatures(place) | {self._placing.queue.waiting[one.trial].signature}
+        return not self.forced and not known and met not in self._timed
+
     def part(self, place: Place, one: Assignment, *, lonely: bool) -> Place:
         """The part of a pack that a trial enters: the fused bundle of its signature, or else a bundle of its own."""
         placing = self._placing
         signature, size = placing.descriptions.of(one.trial).signature or "", placing.size(one)
         fuses = bool(signature) and size != 1 and not lonely
         kind = placing.queue.waiting[one.trial].signature if fuses else one.trial
+        place.measure = place.measure or self._measures(place, one)
         if kind not in place.parts:
             part = place.parts[kind] = placing.bundling.make(one.devices, "fused" if fuses else "solo", signature)
             if fuses:

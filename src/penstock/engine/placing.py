@@ -145,6 +145,8 @@ class Placing:
         self.changed = True
         if event.kind == "scaling":
             self.elastic.settle(event.signature)
+        elif event.kind == "packing":
+            self.packs.measured(event)
         elif event.kind == "sharing":
             if event.way == "solo" and event.size == 1:
                 self.descriptions.failed(event.signature, event.reason)
@@ -265,7 +267,7 @@ class Placing:
         view, speed = self.view(), self.pace.speed()
         made = self.schedule(view, demands, speed) if bundling.room else []
         made = together(by_position(made, demands), bundling.assigned, bundling.devices)
-        made += self.packs.join(view, made, demands, speed)
+        made = self.packs.join(view, made, demands, speed)
         moved = [self.running[one.trial] for one in made if one.trial in self.running and bundling.move(one.trial)]
         begun = self._start([one for one in made if one.trial in self.queue.waiting])
         for place in dict.fromkeys([*moved, *begun]):

@@ -58,6 +58,11 @@ class Executor(ABC):
     scales: bool = False
     provisioning: float = 0.0
 
+    @property
+    def concurrent(self) -> bool:
+        """Whether the bundles of a pack can train at the same time: on accelerators."""
+        return any(device.type != "cpu" for device in self.devices())
+
     def join(self, job: Job) -> None:
         """Serve another study too, before its first bundle is placed."""
         raise StudyError(f"{type(self).__name__} serves one study: use worker processes or a simulated cluster.")

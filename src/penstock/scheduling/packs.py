@@ -102,7 +102,7 @@ def pack_opt(
     Neighbours farther from the centroid than the threshold stay out. An item that is larger than the memory is alone.
 
     >>> pack_opt([1, 2, 10, 11], lambda item: 1, 2, lambda a, b: abs(a - b))
-    [[11, 10], [1, 2]]
+    [[1, 2], [10, 11]]
     """
     left, packs = list(range(len(items))), list[list[T]]()
     while left:
@@ -149,18 +149,23 @@ class Packing:
         return sorted(near, key=lambda one: far[one.trial])
 
 
-def join(view: View, demands: Collection[Demand], speed: Speed, packing: Packing) -> list[Assignment]:
+def join(
+    view: View, demands: Collection[Demand], speed: Speed, packing: Packing, most: Mapping[str, int] | None = None
+) -> list[Assignment]:
     """Trials that wait join the bundles on devices, as parts of packs. Pure; it stands after every scheduler.
 
     The first trial of a device is the centroid of its pack. Trials of one signature are one part, as many of them as
-    pay; any other trial is a part of its own. The device with the fewest parts chooses first, and memory is the limit.
+    pay; any other trial is a part of its own. The device with the fewest parts chooses first. Memory is the limit, and
+    on each device the ``most`` parts that were measured to pay.
     """
     space = {name: left.bytes for name, left in everywhere(view).items()}
     packs: dict[str, _Pack] = {}
     for _, held in sorted(view.running.items()):
         if len(held.assignment.devices) == 1:
             (name,) = held.assignment.devices
-            packs.setdefault(name, _Pack(name, held.demand, space[name])).add(held.demand, _kind(held.demand, speed), 0)
+            if name not in packs:
+                packs[name] = _Pack(name, held.demand, space[name], (most or {}).get(name, LARGEST))
+            packs[name].add(held.demand, _kind(held.demand, speed), 0)
     waiting, made = list(demands), list[Assignment]()
     orders = {name: packing.order(pack.first, waiting) for name, pack in packs.items()}
     given: set[int] = set()
@@ -190,14 +195,14 @@ def _kind(demand: Demand, speed: Speed) -> str | int:
 class _Pack:
     """The trials on a device, by part, and the memory that is left there."""
 
-    def __init__(self, device: str, first: Demand, bytes: int) -> None:
-        self.device, self.first, self.bytes = device, first, bytes
+    def __init__(self, device: str, first: Demand, bytes: int, most: int) -> None:
+        self.device, self.first, self.bytes, self.most = device, first, bytes, most
         self.parts: dict[str | int, int] = {}
 
     def takes(self, one: Demand, speed: Speed) -> bool:
         """Whether a trial has room here."""
         count = self.parts.get(_kind(one, speed))
-        room = len(self.parts) < LARGEST if count is None else count < speed.curve(one.trial).most
+        room = len(self.parts) < self.most if count is None else count < speed.curve(one.trial).most
         return room and one.bytes <= self.bytes
 
     def add(self, one: Demand, kind: str | int, bytes: int) -> None:

@@ -18,12 +18,13 @@ from typing import Any, Literal, get_args
 
 LINES = 1000  # a longer file is rewritten when it is opened: the newest 500 profiles stay
 
-Kind = Literal["sharing", "scaling", "trying", "unit", "moving", "opening"]
+Kind = Literal["sharing", "scaling", "trying", "packing", "unit", "moving", "opening"]
 """The kind of a measurement, which says what its table holds.
 
 - "sharing": seconds of one step of a whole bundle, by the number of its trials; 1 is a trial that runs solo.
 - "scaling": seconds of one step of one trial, by the number of its devices.
 - "trying": seconds that the check before a signature's first step together takes, at 0, and a step alone, at 1.
+- "packing": how many times as fast a pack trains as its bundles in turn, by the number of its bundles.
 - "unit": seconds of a unit of a trial alone on a device, by the count 1.
 - "moving": seconds that a trial takes to start, at 0, and to stop, at 1.
 - "opening": seconds from a study's start to its first placement, by the count 0.

@@ -69,6 +69,19 @@ class Account:
         """The usage since a trial's last report, for a report after so many steps."""
         return entry.close(step, peak)
 
+    def watch_peak(self) -> int:
+        """The memory in use now; from here on the peak of it is watched."""
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak_since(self, before: int) -> int:
+        """The most memory that came to be in use beyond what was in use before."""
+        import torch
+
+        return max(0, torch.cuda.max_memory_allocated(self._device) - before)
+
     def peak_bytes(self, graphs: int = 0) -> int | None:
         """The most memory that was in use since the last call, with the bytes that CUDA graphs hold; None on a CPU."""
         if not self._device.startswith("cuda"):

@@ -68,7 +68,9 @@ class TensorSource(Source):
         self.names = names  # of the tensors, where a batch is a dict
         self.bytes = sum(t.nbytes for t in tensors)
         self.tensors = tuple(t.to(device) for t in tensors) if _fits(self.bytes, device) else tensors
-        self._kept: dict[tuple[int, int], tuple[list[torch.Tensor], list[int], list[Any]]] = {}
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # bundles on other streams read them too
+        self._kept: dict[tuple[int, int, int], tuple[list[torch.Tensor], list[int], list[Any]]] = {}
 
     def batches(self, epoch: int, start: int, size: int, cut: Cut | None = None) -> Iterator[Any]:
         batches = self._batches(epoch, start, size)
@@ -86,11 +88,12 @@ class TensorSource(Source):
             for rows in torch.split(self.order(epoch)[start:], chunk):
                 yield from self._cut(self._gather(rows), size)
             return
-        kept = self._kept.get((epoch, size))
+        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+        kept = self._kept.get((epoch, size, stream))  # the batches that one stream makes are not ready for another
         if kept is None or [t._version for t in kept[0]] != kept[1]:
             gathered = self._gather(self.order(epoch))
             kept = gathered, [t._version for t in gathered], self._cut(gathered, size)
-            self._kept[epoch, size] = kept
+            self._kept[epoch, size, stream] = kept
             while len(self._kept) * self.bytes > KEPT:
                 self._kept.pop(next(iter(self._kept)))
         yield from kept[2][start // size :]

@@ -128,8 +128,12 @@ class Worker:
 
     def _begin_next(self) -> None:
         if self._next is not None:
-            self._run = RUNS[self._next.mode](self, self._next)
+            self._run = self.run(self._next)
             self._events, self._next = self._run.events(), None
+
+    def run(self, bundle: Bundle) -> Run:
+        """The run of a bundle, by its mode."""
+        return RUNS[bundle.mode](self, bundle)
 
     def close(self) -> None:
         """Leave at once, without saving. Data and trials are let go, as the study may live on after its run."""

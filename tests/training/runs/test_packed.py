@@ -1,6 +1,8 @@
 """Packs on a worker: each part trains as if it were alone, whoever comes and goes and whatever goes wrong beside it."""
 
 import random
+import time
+from collections import defaultdict
 from dataclasses import replace
 from itertools import count
 
@@ -11,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from penstock.bundle import Bundle, Job, StateSaved, TrialFailed, TrialFinished, TrialStopped
+from penstock.bundle import Bundle, Job, Measured, StateSaved, TrialFailed, TrialFinished, TrialStopped
+from penstock.speed.packing import how_many
 from penstock.task import as_task
-from penstock.training.worker import Worker
+from penstock.training.runs.base import Run
+from penstock.training.worker import RUNS, Worker
+from penstock.trial import Report
 from tests.training.runs.test_fused import Driven, Exact
 
 OPTIMIZERS = {
@@ -65,10 +70,10 @@ class Packed(Driven):
             if not left:
                 del self.parts[name]
 
-    def declare(self, name="pack"):
+    def declare(self, name="pack", measure=False):
         parts = tuple(self.parts.values())
         placements = tuple(p for part in parts for p in part.placements)
-        self.worker.place(Bundle(name, ("cpu",), placements, "packed", parts=parts))
+        self.worker.place(Bundle(name, ("cpu",), placements, "packed", measure=measure, parts=parts))
 
     def advance(self, boundaries):
         for _ in range(boundaries):
@@ -132,3 +137,153 @@ def test_unlike_trials_that_come_and_go_are_each_as_if_alone(tmp_path_factory, k
         pack.declare()
     pack.assert_as_alone(*pack.placed)
     assert all(isinstance(pack.last(trial), TrialFinished) for trial in pack.placed)
+
+
+def test_a_trial_that_raises_or_cannot_be_made_costs_its_neighbours_nothing(pack):
+    pack.solo(pack.placement(0, 3, **ALIKE, wrong=True), pack.placement(1, 3, **ALIKE, batch_size=30))
+    pack.solo(pack.placement(2, 2, **ALIKE, wrong="model", batch_size=10**6))
+    pack.fused("alike", *(pack.placement(trial, 2, **ALIKE) for trial in (3, 4)))
+    pack.declare()
+    pack.go_on()
+    assert "ValueError: raised" in pack.left(0).error
+    assert "above its 90 training samples" in pack.left(2).error
+    pack.assert_as_alone(1, 3, 4)
+
+
+def test_a_bundle_that_trains_becomes_a_part_and_is_not_disturbed(pack):
+    alone = [pack.placement(trial, 3, **ALIKE) for trial in (0, 1)]
+    pack.place(*alone, name="a")
+    pack.go_on(until=lambda event: isinstance(event, Report))
+    run = pack.worker._run
+    pack.fused("a", *alone)
+    pack.solo(pack.placement(2, 2, width=7, optimizer="adam"))
+    pack.declare("a")
+    assert pack.worker._run._parts["a"].run is run
+    pack.go_on()
+    pack.assert_as_alone(0, 1, 2)
+
+
+def test_a_pack_that_is_stopped_goes_on_in_another_mode(pack):
+    pack.solo(pack.placement(0, 4, width=3, optimizer="rmsprop", noisy=True))
+    pack.fused("alike", *(pack.placement(trial, 4, **ALIKE) for trial in (1, 2)))
+    pack.declare()
+    pack.go_on(until=lambda event: isinstance(event, Report))
+    pack.parts.clear()
+    pack.declare()
+    pack.go_on()
+    assert all(isinstance(pack.left(trial), TrialStopped) for trial in range(3))
+    for trial in range(3):
+        pack.worker.place(Bundle(f"solo {trial}", ("cpu",), (pack.again(trial),)))
+        pack.go_on()
+    pack.assert_as_alone(0, 1, 2)
+
+
+class Counts(Exact):
+    """Notes the samples that each trial's loss is given."""
+
+    seen = defaultdict(list)
+
+    def data(self, config):
+        (x, y), valid = super().data(config)
+        return (torch.cat([x[:, :5], torch.arange(90.0).double()[:, None]], 1), y), valid
+
+    def loss(self, model, batch, config):
+        self.seen[config["batch_size"]] += batch[0][:, 5].int().tolist()
+        return super().loss(model, batch, config)
+
+
+def test_each_trial_sees_each_sample_once_an_epoch_in_the_order_of_all(tmp_path):
+    pack = Packed(Counts(), tmp_path)
+    pack.solo(*(pack.placement(size, 2, batch_size=size) for size in (7, 16, 30, 90)))
+    pack.declare()
+    pack.go_on()
+    orders = list(Counts.seen.values())
+    assert len(orders) == 4
+    assert all(order == orders[0] for order in orders)
+    assert sorted(orders[0]) == sorted([*range(90), *range(90)])
+    assert sorted(orders[0][:90]) == list(range(90))
+
+
+def draws(trial):
+    """Draws from every global generator between its reports, and waits for the worker now and then."""
+    total = trial.state or 0.0
+    for unit in range(trial.state is not None, 5):
+        total += random.random() + float(np.random.rand()) + float(torch.rand(()))
+        trial.report(unit + 1, state=total, loss=total)
+
+
+def test_functions_take_turns_between_their_reports(tmp_path):
+    alone = {}
+    for trial in range(3):
+        single = Packed(draws, tmp_path / f"{trial}")
+        single.solo(single.placement(trial, 3))
+        single.declare()
+        single.go_on()
+        alone[trial] = [event.metrics for event in single.of(trial, Report)]
+    pack = Packed(draws, tmp_path / "pack")
+    pack.solo(*(pack.placement(trial, 3) for trial in range(3)))
+    pack.declare()
+    pack.go_on()
+    assert {trial: [event.metrics for event in pack.of(trial, Report)] for trial in range(3)} == alone
+    assert all(isinstance(pack.left(trial), TrialFinished) for trial in range(3))
+
+
+def test_the_seconds_of_the_parts_are_those_of_the_device(pack, monkeypatch):
+    clock = count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    pack.solo(*(pack.placement(trial, 2, width=3 + trial, optimizer="sgd") for trial in range(3)))
+    pack.fused("alike", *(pack.placement(trial, 2, **ALIKE) for trial in (3, 4)))
+    began = next(clock)
+    pack.declare()
+    pack.go_on()
+    used = sum(e.usage.device_seconds for e in pack.events if isinstance(e, Report))
+    whole = next(clock) - began
+    assert 0.9 * whole < used <= whole
+
+
+class Slow(Run):
+    """A run whose work is enqueued ahead: it is busy until it is waited for, and ends after some calls."""
+
+    def __init__(self, worker, bundle, calls, said):
+        super().__init__(worker, bundle)
+        self.calls, self.said, self.ahead = calls, said, False
+
+    over = property(lambda self: self.calls == 0)
+    busy = property(lambda self: self.ahead)
+
+    def declare(self, bundle):
+        return True
+
+    def wait(self):
+        self.said.append(f"wait {self.bundle.name}")
+        self.ahead = False
+
+    def events(self):
+        while self.calls:
+            self.calls -= 1
+            self.ahead = True
+            self.said.append(self.bundle.name)
+            yield None
+
+
+def test_a_busy_part_is_left_alone_and_the_first_that_was_called_is_waited_for(pack, monkeypatch):
+    said = []
+    monkeypatch.setitem(RUNS, "solo", lambda worker, bundle: Slow(worker, bundle, 2, said))
+    pack.solo(*(pack.placement(trial, 1, **ALIKE) for trial in range(3)))
+    pack.declare()
+    while not pack.worker.idle:
+        pack.worker.advance()
+    names = [f"trial {trial}" for trial in range(3)]
+    assert said == [*names, *(word for name in names for word in (f"wait {name}", name))]
+
+
+def test_a_pack_times_its_parts_on_steps_that_count_and_tells_it_once(pack):
+    pack.solo(*(pack.placement(trial, 12, width=3 + trial, optimizer="sgd") for trial in range(2)))
+    pack.fused("alike", *(pack.placement(trial, 12, **ALIKE) for trial in (2, 3)))
+    pack.declare(measure=True)
+    pack.go_on()
+    (told,) = (e for e in pack.events if isinstance(e, Measured) and e.kind == "packing")
+    assert 2 in told.table
+    assert told.size == how_many(told.table)
+    assert "2 bundles together train" in told.reason
+    pack.assert_as_alone(0, 1, 2, 3)

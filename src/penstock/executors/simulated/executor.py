@@ -17,6 +17,7 @@ from penstock.executors.simulated.runs import (
     SimulatedTrial,
     Source,
     pace,
+    packed,
     shared,
     spread,
 )
@@ -65,6 +66,10 @@ class SimulatedExecutor(Executor):
     def join(self, job: Job) -> None:
         refuse_twins(job, self._studies)
         self._studies[job.study] = Sources(job, self._settings)
+
+    @property
+    def concurrent(self) -> bool:
+        return self._settings.packs > 1
 
     def devices(self) -> Sequence[Device]:
         return self._devices.listed
@@ -205,6 +210,7 @@ class SimulatedExecutor(Executor):
     def _change(self, run: SimulatedBundle, bundle: Bundle, entering: dict[tuple[int, int], Any]) -> None:
         wanted = {(p.trial, p.attempt): p for p in bundle.placements}
         run.mode, run.size = bundle.mode, bundle.size or run.size
+        run.measure = run.measure or (bundle.measure and bundle.mode == "packed")
         for who, member in run.members.items():
             if who not in wanted:
                 self._leave(member)
@@ -361,5 +367,6 @@ class SimulatedExecutor(Executor):
             self._urgent = True
         elif run.measure:
             run.measure = False
-            self._events.append(spread(first, device))
+            packs = run.mode == "packed"
+            self._events.append(packed(run, device, self._settings) if packs else spread(first, device))
             self._urgent = True

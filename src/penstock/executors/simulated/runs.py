@@ -16,6 +16,7 @@ from penstock.errors import TaskError
 from penstock.executors.simulated.settings import Simulated
 from penstock.log.states import prefix
 from penstock.speed.curve import Curve, doublings
+from penstock.speed.packing import how_many
 from penstock.speed.sizes import best_size
 from penstock.tabulated import Tabulated
 from penstock.training.random.generators import own_randomness, random_state, set_random_state
@@ -236,7 +237,7 @@ def pace(member: SimulatedTrial, settings: Simulated) -> tuple[float, float]:
         return curve.at(member.placement.share) / run.speed, member.placement.share
     width, together = len(run.devices), len(run.members)
     if run.mode == "packed":
-        return _turns(member) / settings.packs / run.speed, 1 / together
+        return _turns(member) / min(settings.packs, parts(run)) / run.speed, 1 / together
     slower = _turns(member) if settings.curves else curve.at(1 / together)
     return curve.at(min(width, curve.widest)) * slower / run.speed, width / together
 
@@ -247,6 +248,18 @@ def _turns(member: SimulatedTrial) -> float:
     curves = {one.source.signature: one.curve for one in (*there, member)}
     counts = Counter(one.source.signature for one in there)
     return sum(curves[signature].at(1 / count) for signature, count in counts.items())
+
+
+def parts(run: SimulatedBundle) -> int:
+    """How many bundles a pack has: one for each signature, and one for each trial without."""
+    signatures = [member.source.signature for member in run.members.values()]
+    return len(set(signatures) - {""}) + signatures.count("")
+
+
+def packed(run: SimulatedBundle, device: str, settings: Simulated) -> Measured:
+    """The true gain of a pack over its bundles in turn."""
+    table = {count: min(float(count), settings.packs) for count in range(2, parts(run) + 1)}
+    return Measured("pack", device, "packing", table, how_many(table), "simulated", "simulated")
 
 
 def shared(member: SimulatedTrial, device: str) -> Measured:

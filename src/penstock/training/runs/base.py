@@ -53,6 +53,16 @@ class Run(ABC):
         """Whether the device still has so much of this run's work that the next step can wait."""
         return False
 
+    @property
+    def steps(self) -> int:
+        """How many steps its trials have taken in all, the ones that are enqueued included."""
+        return 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether its steps are as fast as they will soon be."""
+        return True
+
     def wait(self) -> None:  # noqa: B027 (a run that enqueues nothing ahead is never busy)
         """Block until the run is not busy."""
 

@@ -356,6 +356,14 @@ class FusedRun(Run):
     def wait(self) -> None:
         self.ahead.wait()
 
+    @property
+    def steps(self) -> int:
+        return sum(member.training.step for member in self.members)
+
+    @property
+    def settled(self) -> bool:
+        return bool(self.members) and self.measuring is None and (bool(self.fused.fast) or not self._captures)
+
     def _pace(self, began: float, steps: int, ended: bool) -> None:
         """After each unit, see whether a faster step would pay, or does."""
         fused = self.fused

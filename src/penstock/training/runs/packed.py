@@ -8,24 +8,25 @@ Elsewhere the parts take turns, each for as many seconds of the device as the ot
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.bundle import Bundle, BundleMode, Gathering, TrialFailed, TrialFinished, TrialStopped, WorkerEvent
+from penstock.bundle import Bundle, Gathering, Measured, TrialFailed, TrialFinished, TrialStopped, WorkerEvent
+from penstock.speed.packing import reason
 from penstock.task import FunctionTask
 from penstock.training.random.generators import Standing
 from penstock.training.runs.base import Events, Run, key
-from penstock.training.runs.fused import FusedRun, alone
+from penstock.training.runs.ledger import FIRST, Ledger
+from penstock.training.runs.weighing import Weighing
 
 if TYPE_CHECKING:
     from penstock.training.keeping import Kept
     from penstock.training.worker import Worker
 
 TURN = 0.005  # seconds that a part has the device at least: each change of parts brings values back
-PARTS: dict[BundleMode, Callable[[Worker, Bundle], Run]] = {"solo": alone, "fused": FusedRun}
 
 
 class _Part:
@@ -35,6 +36,7 @@ class _Part:
         self.run, self.events, self.stream = run, events, stream
         self.seconds = seconds  # of the device; a part that comes later begins with as many as the others have
         self.called = 0  # the number of its last turn
+        self.begun = run.steps
         self._uncharged = 0.0
         self._standing: Standing | None = None
         self._kept: Kept | None = None
@@ -82,6 +84,9 @@ class PackedRun(Run):
         self._held = False  # whether it must have the next one too: a function goes on until it reports
         self._turns = 0
         self._began = self._since = time.perf_counter()  # of its turn, and of the seconds that no part has yet
+        self._weighing: Weighing | None = None
+        self._ledger = Ledger()
+        self._new: tuple[str, int] | None = None  # the part whose memory is found out, and what was in use before it
         if first is not None:
             run, events = first
             assert events is not None
@@ -101,16 +106,34 @@ class PackedRun(Run):
         least = min((part.seconds for part in self._parts.values()), default=0.0)
         for name, new in wanted.items():
             if coming := tuple(one for one in new.placements if key(one) not in self._left):
-                run = PARTS[new.mode](self.worker, replace(new, placements=coming))
+                run = self.worker.run(replace(new, placements=coming))
                 self._parts[name] = _Part(run, run.events(), least, self._stream())
         if ours:
             self.bundle = bundle
+            if bundle.measure and (self._weighing is None or wanted):
+                self._weigh()
         return ours
+
+    def _weigh(self) -> None:
+        """Time the parts, alone and together; begun anew whenever parts come or go."""
+        self._weighing = Weighing([part.run for part in self._parts.values()]) if len(self._parts) > 1 else None
+
+    def _weighed(self) -> Measured:
+        """Tell what was found; the engine takes the parts out that gain too little."""
+        assert self._weighing is not None
+        found, self._weighing = self._weighing, None
+        return Measured("pack", self.worker.device, "packing", found.sigmas, found.size, reason(found.sigmas), "packed")
 
     def events(self) -> Events:
         try:
             while self._parts:
                 yield self._advance(self._next())
+                if self._new is not None and (told := self._enter_ledger()) is not None:
+                    yield told
+                if self._weighing is not None:
+                    self._weighing.look()
+                    if self._weighing.done:
+                        yield self._weighed()
         finally:
             self.worker.account.charge_by(None)
             for part in self._parts.values():
@@ -131,8 +154,43 @@ class PackedRun(Run):
         if ended or part.run.over:
             part.events.close()
             self._parts = {name: one for name, one in self._parts.items() if one is not part}
+            for name in self._ledger.peaks.keys() - self._parts.keys():
+                self._ledger.leave(name)
             self._now, self._held = None, False
+            if self._weighing is not None:
+                self._weigh()
         return event
+
+    # Memory
+
+    def _newcomer(self) -> _Part | None:
+        """The part that takes its first steps while the others rest, so that its memory is known by itself."""
+        if self._new is None and self.worker.on_gpu:
+            name = next((name for name in self._parts if name not in self._ledger.peaks), None)
+            if name is not None:
+                for part in self._parts.values():
+                    part.run.wait()
+                self._new = name, self.worker.account.watch_peak()
+        return None if self._new is None else self._parts[self._new[0]]
+
+    def _enter_ledger(self) -> Measured | None:
+        """Once a newcomer's memory is known, it stays, or leaves where all parts at once would not fit."""
+        assert self._new is not None
+        name, before = self._new
+        part = self._parts.get(name)
+        if part is None:
+            self._new = None
+            return None
+        if part.run.steps - part.begun < FIRST:
+            return None
+        self._new = None
+        self._ledger.enter(name, self.worker.account.peak_since(before))
+        if len(self._parts) == 1 or self._ledger.fits(self.worker.free_bytes()):
+            return None
+        part.run.declare(replace(part.run.bundle, placements=()))
+        size = len(self._parts) - 1
+        why = f"memory has no room for more than {size} bundles at once"
+        return Measured("pack", self.worker.device, "packing", {}, size, why, "packed")
 
     # Turns
 
@@ -144,6 +202,10 @@ class PackedRun(Run):
         if self._now is not None and self._held:
             return self._now
         parts = list(self._parts.values())
+        if (newcomer := self._newcomer()) is not None:
+            return newcomer
+        if self._weighing is not None:
+            parts = [part for part in parts if part.run in self._weighing.active]
         free = [part for part in parts if not part.run.busy]
         if not free:
             first = min(parts, key=lambda part: part.called)

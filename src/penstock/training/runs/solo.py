@@ -12,11 +12,25 @@ from penstock.training.runs.base import SAVING, Events, OneTrial, failed, out_of
 from penstock.trial import Metrics, Report, StateRef
 
 if TYPE_CHECKING:
+    from penstock.bundle import Bundle
     from penstock.training.trainable import Trainable
+    from penstock.training.worker import Worker
 
 
 class SoloRun(OneTrial):
     """A bundle of one trial on one worker."""
+
+    def __init__(self, worker: Worker, bundle: Bundle) -> None:
+        super().__init__(worker, bundle)
+        self._training: Trainable | None = None
+
+    @property
+    def steps(self) -> int:
+        return 0 if self._training is None else self._training.step
+
+    @property
+    def settled(self) -> bool:
+        return self.steps > 0
 
     def events(self) -> Events:
         try:
@@ -39,7 +53,7 @@ class SoloRun(OneTrial):
                     self._over = True
                     yield placement.turned_away(worker.job.study)
                     return
-            training = worker.begin(placement)
+            training = self._training = worker.begin(placement)
             if parts > 1 and (reason := training.divide(parts)):
                 raise MemoryError(f"Its batch does not fit into memory, nor can it be taken in parts: {reason}.")
             entry, steps = account.open(training.step), training.steps()
@@ -83,6 +97,7 @@ class SoloRun(OneTrial):
         finally:
             if steps is not None:
                 steps.close()
+        self._training = None
         del training, steps
         worker.free()
         yield from self._train(2 * parts)

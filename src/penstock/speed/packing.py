@@ -1,0 +1,62 @@
+"""Whether bundles that share a device in a pack gain by it: measured, and not assumed (Pack §4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+JOINS = 1.05
+"""A bundle joins a pack where the pack's throughput grows by this factor."""
+STAYS = 1.03
+"""A pack whose throughput is no more than this times that of its bundles in turn is dissolved."""
+
+
+def throughput(alone: Sequence[float], packed: Sequence[float]) -> float:
+    """σ, how many times as fast a pack trains as its bundles in turn: Σ tᵢ(alone) / tᵢ(packed), of seconds a step.
+
+    >>> throughput([1.0, 3.0], [2.0, 6.0]), throughput([1.0, 3.0], [1.0, 4.0])
+    (1.0, 1.75)
+    """
+    return sum(a / p for a, p in zip(alone, packed, strict=True))
+
+
+def improvement(sigma: float) -> float:
+    """IMPV, the part of the time in turn that a pack saves: eq. 3 of Pack.
+
+    >>> improvement(2.0), improvement(0.8)
+    (0.5, -0.25)
+    """
+    return 1 - 1 / sigma
+
+
+def switching(in_turn: float, alone: Sequence[float]) -> float:
+    """SwOH, the seconds that changing from model to model costs: eq. 4 of Pack.
+
+    >>> switching(133.0, [61.0, 61.0])
+    11.0
+    """
+    return in_turn - sum(alone)
+
+
+def how_many(sigmas: Mapping[int, float]) -> int:
+    """How many bundles a pack has, of its throughputs by their number; 1 where they are to take turns.
+
+    >>> how_many({2: 1.6, 3: 1.9, 4: 1.92}), how_many({2: 1.02}), how_many({})
+    (3, 1, 1)
+    """
+    best, before = 1, 1.0
+    for count, sigma in sorted(sigmas.items()):
+        if sigma < JOINS * before:
+            break
+        best, before = count, sigma
+    return best if before > STAYS else 1
+
+
+def reason(sigmas: Mapping[int, float]) -> str:
+    """Why a pack has as many bundles as it has, in a sentence for the user.
+
+    >>> reason({2: 1.6, 3: 1.62})
+    '2 bundles together train 1.60 times as fast as in turn, 3 1.62 times'
+    """
+    first, *others = sorted(sigmas.items())
+    said = [f"{first[0]} bundles together train {first[1]:.2f} times as fast as in turn"]
+    return ", ".join([*said, *(f"{count} {sigma:.2f} times" for count, sigma in others)])

@@ -1,0 +1,102 @@
+"""Packs of a whole study: forced, chosen by measurement, refused, resumed, and retried apart after a death."""
+
+import itertools
+from collections import Counter
+
+import pytest
+from torch import nn
+
+import penstock as ps
+from penstock.log.events import Measured, Placed
+from penstock.log.timeline import timeline
+from tests.studies import log, studies
+from tests.tasks import Blobs, trivial
+
+
+class Widths(Blobs):
+    """Trials of three signatures."""
+
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, config["width"]), nn.ReLU(), nn.Linear(config["width"], 2))
+
+
+SPACE = {"lr": ps.loguniform(1e-2, 1), "width": ps.choice([3, 5, 8]), "batch_size": ps.choice([16, 30])}
+study = studies(Widths, SPACE, trials=8, algorithm=ps.Random(budget=2, concurrency=8))
+
+
+def modes(name="s"):
+    return Counter(event.mode for event in log(name) if isinstance(event, Placed))
+
+
+def curves(result):
+    return [[row["loss"] for row in trial.curve] for trial in result.trials]
+
+
+def test_packed_trials_find_what_they_find_alone():
+    alone = study(name="alone").run(sharing="solo", progress=False)
+    packed = study(name="packed").run(sharing="packed", progress=False)
+    assert modes("packed") == {"packed": 8}
+    for one, other in zip(curves(packed), curves(alone), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+    rows = timeline(log("packed"))
+    assert min(row.end for row in rows) > max(row.start for row in rows), "all were on the device at once"
+
+
+@pytest.mark.parametrize("packing", ["nearest", "random", "batch_size"])
+def test_every_packing_trains_every_trial(packing):
+    result = study().run(sharing="packed", packing=packing, progress=False)
+    assert [len(trial.curve) for trial in result.trials] == [2] * 8
+
+
+def test_a_similarity_of_nothing_leaves_trials_alone():
+    study().run(sharing="packed", similarity=0, progress=False)
+    rows = sorted(timeline(log()), key=lambda row: row.start)
+    assert all(before.end <= after.start for before, after in itertools.pairwise(rows))
+
+
+def test_functions_are_packed_too():
+    task = studies(trivial, {"x": ps.uniform(0, 1)}, trials=5, algorithm=ps.Random(budget=1))
+    task().run(sharing="packed", progress=False)
+    assert modes() == {"packed": 5}
+
+
+def test_a_packed_study_goes_on_in_another_mode_and_back():
+    whole = study(name="whole", algorithm=ps.Random(budget=3)).run(sharing="solo", progress=False)
+    parts = study(algorithm=ps.Random(budget=3), trials=3).run(sharing="packed", progress=False)
+    for trials, sharing in ((5, "solo"), (8, "packed")):
+        parts = study(algorithm=ps.Random(budget=3), trials=trials).run(sharing=sharing, progress=False)
+    for one, other in zip(curves(parts), curves(whole), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+
+
+def simulated(packs, **how):
+    there = ps.Simulated(devices=1, packs=packs, unit_seconds=1.0)
+    result = study().run(on=there, progress=False, **how)
+    return result, [event for event in log() if isinstance(event, Measured) and event.kind == "packing"]
+
+
+def test_where_packs_gain_auto_packs_as_many_bundles_as_pay():
+    result, measured = simulated(3.0)
+    assert measured[0].size == 3
+    assert modes()["packed"] > 0
+    assert [len(trial.curve) for trial in result.trials] == [2] * 8
+    assert log()[-1].clock < 8, "units in turn take 16 seconds"
+
+
+def test_where_packs_gain_nothing_auto_does_not_try():
+    _, measured = simulated(1.0)
+    assert not measured
+    assert "packed" not in modes()
+
+
+def test_where_a_pack_loses_it_is_dissolved_and_not_tried_again():
+    result, measured = simulated(1.02)
+    assert [event.size for event in measured] == [1]
+    assert [len(trial.curve) for trial in result.trials] == [2] * 8
+    last = timeline(log())[-1]
+    assert last.mode == "solo"
+
+
+def test_on_a_cpu_auto_packs_nothing():
+    study().run(progress=False)
+    assert "packed" not in modes()

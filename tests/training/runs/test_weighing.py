@@ -1,0 +1,83 @@
+"""The gain of a pack, with a clock that the test gives: who trains when, and that losing means in turn."""
+
+import time
+
+import pytest
+
+from penstock.bundle import Bundle
+from penstock.training.runs.base import Run
+from penstock.training.runs.weighing import STEPS, Weighing
+
+
+class Clocked(Run):
+    """A run whose steps take as long as the test says, alone and beside so many others."""
+
+    def __init__(self, alone):
+        super().__init__(None, Bundle("a", ("gpu",), ()))
+        self.alone, self.taken, self.fast = alone, 0, True
+
+    over = property(lambda self: False)
+    steps = property(lambda self: self.taken)
+    settled = property(lambda self: self.fast)
+
+    def declare(self, bundle):
+        return True
+
+    def events(self):
+        yield None
+
+    def step(self):
+        self.taken += 1
+
+
+def weigh(monkeypatch, runs, seconds):
+    """Let the weighing's active runs take a step each, which takes as long as ``seconds`` says of them."""
+    clock, active = [0.0], []
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    weighing = Weighing(runs)
+    while not weighing.done:
+        active.append(tuple(runs.index(run) for run in weighing.active))
+        clock[0] += seconds(weighing.active)
+        for run in weighing.active:
+            run.step()
+        weighing.look()
+    return weighing, list(dict.fromkeys(active))
+
+
+def in_turn(active):
+    return sum(run.alone for run in active)
+
+
+def at_once(active):
+    return max(run.alone for run in active)
+
+
+def test_bundles_that_gain_nothing_take_turns(monkeypatch):
+    weighing, active = weigh(monkeypatch, [Clocked(0.001), Clocked(0.002), Clocked(0.001)], in_turn)
+    assert active == [(0,), (1,), (2,), (0, 1)], "a third is not tried where the second does not pay"
+    assert weighing.sigmas == {2: pytest.approx(1.0)}
+    assert weighing.size == 1
+
+
+def test_bundles_join_one_by_one_while_they_gain(monkeypatch):
+    def seconds(active):
+        return at_once(active) if len(active) < 4 else 9 * at_once(active)
+
+    weighing, active = weigh(monkeypatch, [Clocked(0.001) for _ in range(5)], seconds)
+    assert active[5:] == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
+    assert weighing.sigmas == {2: pytest.approx(2), 3: pytest.approx(3), 4: pytest.approx(4 / 9)}
+    assert weighing.size == 3
+
+
+def test_a_window_has_few_steps_and_a_run_that_settles_is_not_timed(monkeypatch):
+    runs = [Clocked(0.001), Clocked(0.001)]
+    runs[1].fast = False
+
+    def seconds(active):
+        if active == runs[1:] and runs[1].taken == 5:
+            runs[1].fast, runs[1].alone = True, 0.0001
+        return in_turn(active)
+
+    weighing, _ = weigh(monkeypatch, runs, seconds)
+    assert weighing.sigmas == {2: pytest.approx(1.0)}, "not the time of its slow first steps"
+    assert runs[0].taken + runs[1].taken <= 4 * (STEPS + 2) + 6
