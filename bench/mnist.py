@@ -1,4 +1,4 @@
-"""The study that bench/fused_study.py times: residual networks on MNIST, of several widths and batch sizes.
+"""The study that bench/whole_study.py times: residual networks on MNIST, of several widths and batch sizes.
 
 The images come from ../shared/data (or PENSTOCK_DATA). Without the file, images of noise take their place: their
 content does not change the speed.

@@ -79,7 +79,7 @@ class Worker:
         self.kept: Kept | None = None  # what the trial that began last keeps outside of its model
         self._reads: list[Reads] = []  # the values that loss and metrics were seen to read from configs
         self._seen: Signatures | None = None  # the signatures of the trials that were described
-        self._recipes: dict[str, Recipe] = {}  # by signature
+        self._recipes: dict[str, list[Recipe]] = {}  # by signature: as many as bundles of it trained at the same time
         self.parts: dict[str, int] = {}  # by signature: how many parts of a batch fit into several devices
         self.spreadable: set[str] = set()  # signatures whose batches were seen to give the same in parts
 
@@ -302,16 +302,20 @@ class Worker:
                 self._warm.pop(next(iter(self._warm)))
 
     def recipe(self, bundle: Bundle) -> Recipe:
-        """The recipe of a bundle's signature, as far as it is known here, with the size that the bundle says."""
+        """A recipe that no other bundle trains by, as far as it is known here, with the size that the bundle says."""
         from penstock.training.fused.recipe import Recipe
         from penstock.training.signature import family
 
-        recipe = self._recipes.get(bundle.signature)
+        known = self._recipes.setdefault(bundle.signature, [])
+        recipe = next((one for one in known if not one.taken), None)
         if recipe is None:
             fast = not self.job.deterministic  # a compiled step rounds otherwise, and measured times decide about it
-            alike = [one for known, one in self._recipes.items() if family(known) == family(bundle.signature)]
-            recipe = alike[-1].of_another_size() if alike else Recipe(compilable=fast, capturable=fast)
-            self._recipes[bundle.signature] = recipe
+            near = [own for other, own in self._recipes.items() if own and family(other) == family(bundle.signature)]
+            if known:
+                recipe = known[-1].beside()
+            else:
+                recipe = near[-1][-1].of_another_size() if near else Recipe(compilable=fast, capturable=fast)
+            known.append(recipe)
         if bundle.size is not None and bundle.mode == "fused":
             recipe.limit(bundle.size)
         return recipe

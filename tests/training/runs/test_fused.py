@@ -607,7 +607,7 @@ def test_where_memory_is_too_short_beside_a_captured_step_that_goes_first(driven
     driven.place(*(driven.placement(trial, 3) for trial in range(3)))
     driven.go_on()
     assert ran_out, "the last batch of a unit is shorter"
-    recipe = driven.worker._recipes["signature"]
+    [recipe] = driven.worker._recipes["signature"]
     assert not recipe.capturable
     assert recipe.size == 4, "no step is done in halves"
     driven.assert_as_alone(0, 1, 2)

@@ -60,8 +60,8 @@ class Packed(Driven):
         for one in placements:
             self.parts[f"trial {one.trial}"] = Bundle(f"trial {one.trial}", ("cpu",), (one,))
 
-    def fused(self, name, *placements):
-        self.parts[name] = Bundle(name, ("cpu",), placements, "fused", name, 4)
+    def fused(self, name, *placements, signature=None):
+        self.parts[name] = Bundle(name, ("cpu",), placements, "fused", signature or name, 4)
 
     def free(self, trial):
         for name, part in list(self.parts.items()):
@@ -176,6 +176,18 @@ def test_a_pack_that_is_stopped_goes_on_in_another_mode(pack):
         pack.worker.place(Bundle(f"solo {trial}", ("cpu",), (pack.again(trial),)))
         pack.go_on()
     pack.assert_as_alone(0, 1, 2)
+
+
+def test_two_bundles_of_one_signature_keep_the_numbers_of_their_own_trials(tmp_path):
+    pack = Packed(Exact(), tmp_path)
+    for name, trials in (("first", (0, 1)), ("second", (2, 3))):
+        made = (pack.placement(trial, 2, rate=0.1 + 0.2 * trial) for trial in trials)
+        pack.fused(name, *made, signature="one")
+    pack.declare()
+    pack.advance(10_000)
+    assert not pack.of(0, TrialFailed)
+    assert not [event for event in pack.events if isinstance(event, Measured) and event.way == "solo"]
+    pack.assert_as_alone(0, 1, 2, 3)
 
 
 class Counts(Exact):

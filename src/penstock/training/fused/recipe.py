@@ -25,7 +25,8 @@ class Recipe:
     """How the trials of one signature are trained together, as far as it is known."""
 
     ways: list[type[Way]] = field(default_factory=lambda: [Native, General])
-    way: Way | None = None
+    way: Way | None = None  # it holds the numbers of one bundle's trials
+    taken: bool = False  # by a bundle in training: another one at the same time needs a recipe of its own
     agreed: set[Kind] = field(default_factory=set)  # the kinds of step in which the way was compared
     refusals: list[str] = field(default_factory=list)  # why a way, or a faster step, cannot be taken
     idle: frozenset[str] = frozenset()  # parameters that the loss does not reach
@@ -45,11 +46,22 @@ class Recipe:
     audits: Audits = field(default_factory=Audits)
     compiling: tuple[float, float] | None = None  # seconds that compiling took, and the share of a step that it saved
 
+    def beside(self) -> Recipe:
+        """The same for another bundle at the same time, whose way is its own and is compared by itself."""
+        ways, refusals, kernels = list(self.ways), list(self.refusals), dict(self.kernels)
+        return replace(self, ways=ways, refusals=refusals, kernels=kernels, agreed=set(), way=None, taken=False)
+
     def of_another_size(self) -> Recipe:
         """What holds for trials of another batch size too. Their steps are compared and timed by themselves."""
-        ways, refusals = list(self.ways), list(self.refusals)
-        known = replace(self, ways=ways, refusals=refusals, agreed=set(), way=None, size=None)
-        return replace(known, reason="", told=None, pace=None, stepped=False, kernels={})
+        return replace(self.beside(), size=None, reason="", told=None, pace=None, stepped=False, kernels={})
+
+    def take(self) -> None:
+        """Begin to train a bundle by it."""
+        self.taken = True
+
+    def give_back(self) -> None:
+        """The bundle is over."""
+        self.taken = False
 
     @property
     def named(self) -> str:

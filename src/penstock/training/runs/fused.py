@@ -41,6 +41,7 @@ class FusedRun(Run):
         self.seen: set[tuple[int, int]] = set()  # placements that began: a declaration may name trials that have left
         self.members: list[FusedMember] = []
         self.fused = Fused(worker.recipe(bundle), max(1, len(bundle.placements)))
+        self.fused.recipe.take()
         self.ahead = Ahead(worker.device)
         self.measuring: Measuring | None = None
         self.dissolving = False  # whether its trials are about to go on solo, as it was told that this is better
@@ -66,8 +67,9 @@ class FusedRun(Run):
         from penstock.training.fused.stacked import Unfusable
         from penstock.training.fused.step import Torn
 
-        worker, fused = self.worker, self.fused
-        recipe = worker.recipe(self.bundle)  # with the size that was declared last
+        worker, fused, recipe = self.worker, self.fused, self.fused.recipe
+        if self.bundle.size is not None and self.bundle.mode == "fused":
+            recipe.limit(self.bundle.size)  # the size that was declared last
         saved = time.perf_counter()
         try:
             while True:
@@ -131,6 +133,8 @@ class FusedRun(Run):
                 yield None
         except Exception as error:  # no error of Penstock's should come here; the trials are told rather than lost
             yield from self._give_up(error)
+        finally:
+            recipe.give_back()
 
     # Coming and going
 
