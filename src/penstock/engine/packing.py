@@ -102,10 +102,10 @@ class Packs:
         return frozenset(self._placing.bundling.demands[trial].signature for trial in place.members)
 
     def _measures(self, place: Place, one: Assignment) -> bool:
-        """Whether a pack is to time what it gains with a trial: its kinds were not timed together before."""
+        """Whether a pack is to time what it gains with a trial: all of its kinds were never timed together."""
         known = self._placing.pace.packs(one.devices[0]) is not None and not self._timed  # by an earlier study
         met = self._signatures(place) | {self._placing.queue.waiting[one.trial].signature}
-        return not self.forced and not known and met not in self._timed
+        return not self.forced and not known and not any(met <= timed for timed in self._timed)
 
     def part(self, place: Place, one: Assignment, *, lonely: bool) -> Place:
         """The part of a pack that a trial enters: the fused bundle of its signature, or else a bundle of its own."""

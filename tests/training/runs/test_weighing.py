@@ -14,10 +14,9 @@ class Clocked(Run):
 
     def __init__(self, alone):
         super().__init__(None, Bundle("a", ("gpu",), ()))
-        self.alone, self.taken, self.fast = alone, 0, True
+        self.alone, self.fast = alone, True
 
     over = property(lambda self: False)
-    steps = property(lambda self: self.taken)
     settled = property(lambda self: self.fast)
 
     def declare(self, bundle):
@@ -27,7 +26,7 @@ class Clocked(Run):
         yield None
 
     def step(self):
-        self.taken += 1
+        self.steps += 1
 
 
 def weigh(monkeypatch, runs, seconds):
@@ -54,7 +53,7 @@ def at_once(active):
 
 def test_bundles_that_gain_nothing_take_turns(monkeypatch):
     weighing, active = weigh(monkeypatch, [Clocked(0.001), Clocked(0.002), Clocked(0.001)], in_turn)
-    assert active == [(0,), (1,), (2,), (0, 1)], "a third is not tried where the second does not pay"
+    assert active == [(0, 1, 2), (0,), (1,), (2,), (0, 1)], "a third is not tried where the second does not pay"
     assert weighing.sigmas == {2: pytest.approx(1.0)}
     assert weighing.size == 1
 
@@ -64,9 +63,34 @@ def test_bundles_join_one_by_one_while_they_gain(monkeypatch):
         return at_once(active) if len(active) < 4 else 9 * at_once(active)
 
     weighing, active = weigh(monkeypatch, [Clocked(0.001) for _ in range(5)], seconds)
-    assert active[5:] == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
+    assert active[6:] == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
     assert weighing.sigmas == {2: pytest.approx(2), 3: pytest.approx(3), 4: pytest.approx(4 / 9)}
     assert weighing.size == 3
+
+
+def test_what_was_timed_holds_on_when_a_part_leaves_and_of_a_newcomer_only_its_own_times_are_missing(monkeypatch):
+    runs, clock, active = [Clocked(0.001) for _ in range(3)], [0.0], []
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    weighing = Weighing(runs)
+
+    def go_on(until):
+        while not until():
+            active.append(tuple(runs.index(run) for run in weighing.active))
+            clock[0] += at_once(weighing.active)
+            for run in weighing.active:
+                run.step()
+            weighing.look()
+
+    go_on(lambda: len(active) > 2 and weighing.sigmas.keys() == {2})
+    assert weighing.active == runs, "three are timed together"
+    weighing.leave(runs[0])
+    assert not weighing.sigmas, "the two that were timed together were others"
+    runs.append(Clocked(0.001))
+    weighing.join(runs[3])
+    active.clear()
+    go_on(lambda: weighing.done)
+    assert list(dict.fromkeys(active)) == [(1, 2, 3), (3,), (1, 2)]
+    assert weighing.sigmas == {2: pytest.approx(2), 3: pytest.approx(3)}
 
 
 def test_a_window_has_few_steps_and_a_run_that_settles_is_not_timed(monkeypatch):
@@ -74,10 +98,10 @@ def test_a_window_has_few_steps_and_a_run_that_settles_is_not_timed(monkeypatch)
     runs[1].fast = False
 
     def seconds(active):
-        if active == runs[1:] and runs[1].taken == 5:
+        if runs[1].steps == 5:
             runs[1].fast, runs[1].alone = True, 0.0001
         return in_turn(active)
 
     weighing, _ = weigh(monkeypatch, runs, seconds)
     assert weighing.sigmas == {2: pytest.approx(1.0)}, "not the time of its slow first steps"
-    assert runs[0].taken + runs[1].taken <= 4 * (STEPS + 2) + 6
+    assert runs[0].steps + runs[1].steps <= 4 * STEPS + 2 * 6

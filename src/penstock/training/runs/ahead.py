@@ -32,7 +32,14 @@ class Ahead:
 
     def wait(self) -> None:
         """Wait until the device can do with more."""
-        while len(self._marks) >= AHEAD:
+        self._wait(AHEAD - 1)
+
+    def drain(self) -> None:
+        """Wait until the device has nothing left to do."""
+        self._wait(0)
+
+    def _wait(self, left: int) -> None:
+        while len(self._marks) > left:
             mark, steps = self._marks.popleft()
             mark.synchronize()
             if self._before is not None and steps:

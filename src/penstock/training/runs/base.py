@@ -26,6 +26,7 @@ class Run(ABC):
 
     def __init__(self, worker: Worker, bundle: Bundle) -> None:
         self.worker, self.bundle = worker, bundle
+        self.steps = 0  # that its trials have taken here in all, with those that are enqueued
 
     @abstractmethod
     def declare(self, bundle: Bundle) -> bool:
@@ -54,17 +55,15 @@ class Run(ABC):
         return False
 
     @property
-    def steps(self) -> int:
-        """How many steps its trials have taken in all, the ones that are enqueued included."""
-        return 0
-
-    @property
     def settled(self) -> bool:
         """Whether its steps are as fast as they will soon be."""
         return True
 
     def wait(self) -> None:  # noqa: B027 (a run that enqueues nothing ahead is never busy)
         """Block until the run is not busy."""
+
+    def drain(self) -> None:  # noqa: B027 (the same)
+        """Block until the device has computed everything that the run enqueued."""
 
 
 class OneTrial(Run):

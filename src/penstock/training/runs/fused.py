@@ -111,6 +111,7 @@ class FusedRun(Run):
                     yield from self._one_by_one()
                 yield from self._take_out_failed()
                 ended = self._in_order(fused.take_ended())
+                self.steps += max(1, count) * len(self.members)
                 self._pace(began, max(1, count), bool(ended))
                 rows = (yield from self._evaluate(ended)) if ended else []
                 worker.account.charge([member.entry for member in self.members], time.perf_counter() - began)
@@ -360,9 +361,8 @@ class FusedRun(Run):
     def wait(self) -> None:
         self.ahead.wait()
 
-    @property
-    def steps(self) -> int:
-        return sum(member.training.step for member in self.members)
+    def drain(self) -> None:
+        self.ahead.drain()
 
     @property
     def settled(self) -> bool:

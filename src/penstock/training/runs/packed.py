@@ -108,21 +108,20 @@ class PackedRun(Run):
             if coming := tuple(one for one in new.placements if key(one) not in self._left):
                 run = self.worker.run(replace(new, placements=coming))
                 self._parts[name] = _Part(run, run.events(), least, self._stream())
+                if self._weighing is not None:
+                    self._weighing.join(run)
         if ours:
             self.bundle = bundle
-            if bundle.measure and (self._weighing is None or wanted):
-                self._weigh()
+            if bundle.measure and self._weighing is None and len(self._parts) > 1:
+                self._weighing = Weighing(part.run for part in self._parts.values())
         return ours
-
-    def _weigh(self) -> None:
-        """Time the parts, alone and together; begun anew whenever parts come or go."""
-        self._weighing = Weighing([part.run for part in self._parts.values()]) if len(self._parts) > 1 else None
 
     def _weighed(self) -> Measured:
         """Tell what was found; the engine takes the parts out that gain too little."""
         assert self._weighing is not None
         found, self._weighing = self._weighing, None
-        return Measured("pack", self.worker.device, "packing", found.sigmas, found.size, reason(found.sigmas), "packed")
+        why = reason(found.sigmas) if found.sigmas else ""  # all others have left
+        return Measured("pack", self.worker.device, "packing", found.sigmas, found.size, why, "packed")
 
     def events(self) -> Events:
         try:
@@ -132,8 +131,8 @@ class PackedRun(Run):
                     yield told
                 if self._weighing is not None:
                     self._weighing.look()
-                    if self._weighing.done:
-                        yield self._weighed()
+                    if self._weighing.done and (told := self._weighed()).table:
+                        yield told
         finally:
             self.worker.account.charge_by(None)
             for part in self._parts.values():
@@ -158,7 +157,7 @@ class PackedRun(Run):
                 self._ledger.leave(name)
             self._now, self._held = None, False
             if self._weighing is not None:
-                self._weigh()
+                self._weighing.leave(part.run)
         return event
 
     # Memory

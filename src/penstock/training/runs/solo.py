@@ -25,10 +25,6 @@ class SoloRun(OneTrial):
         self._training: Trainable | None = None
 
     @property
-    def steps(self) -> int:
-        return 0 if self._training is None else self._training.step
-
-    @property
     def settled(self) -> bool:
         return self.steps > 0
 
@@ -59,6 +55,7 @@ class SoloRun(OneTrial):
             entry, steps = account.open(training.step), training.steps()
             for metrics in steps:
                 now = time.perf_counter()
+                self.steps += 1
                 due = now - saved > worker.save_cost / SAVING
                 if metrics is None:
                     if due and training.can_stop and (state := self._save(training)) is not None:

@@ -1,35 +1,51 @@
 """The gain of a pack, timed on steps that count as training: each part alone, and one more together after another.
 
-Parts rest while others are timed. A newcomer takes its first steps alone, so its memory and its speed are its own.
+First all parts train together until their steps are as fast as they will soon be. Then parts rest while others are
+timed. What was timed holds on when a part leaves, and of a newcomer only its own times are missing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock.speed.packing import JOINS, how_many, throughput
 from penstock.training.runs.base import Run
 
 STEPS, SECONDS = 20, 0.2  # of a window: it ends when each of its parts has taken so many steps, or so long
-SETTLING = 3.0  # seconds after which a part is timed although its step may yet become faster
+SETTLING = 3.0  # seconds after which parts are timed although their steps may yet become faster
 
 
 class Weighing:
     """Windows in which some of a pack's runs train and the others rest; ``sigmas`` has what was found, by count."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Iterable[Run]) -> None:
         self.runs = list(runs)
         self.sigmas: dict[int, float] = {}
-        self._alone: dict[int, float] = {}  # seconds of a step, by the run's place
+        self._alone: dict[Run, float] = {}  # seconds of a step
         self._began: float | None = None  # of the window; None while its runs settle
-        self._first = time.perf_counter()  # when its runs began to settle
-        self._steps: list[int] = []
+        self._first = time.perf_counter()  # when the runs began to settle
+        self._window: list[tuple[Run, int]] = []  # its runs, with the steps that each had taken before
+
+    def join(self, run: Run) -> None:
+        """Weigh one more run, after the others."""
+        self.runs.append(run)
+        self._settle()
+
+    def leave(self, run: Run) -> None:
+        """Weigh without a run; what was timed without it holds on."""
+        if run not in self.runs:
+            return
+        place = self.runs.index(run)
+        self.runs.remove(run)
+        self.sigmas = {count: sigma for count, sigma in self.sigmas.items() if count <= place}
+        if any(run is one for one, _ in self._window):
+            self._began, self._window = None, []
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to find out: all are together, or the last that joined gained too little."""
-        if len(self._alone) < len(self.runs):
+        if any(run not in self._alone for run in self.runs):
             return False
         counts = sorted(self.sigmas)
         before = self.sigmas.get(counts[-1] - 1, 1.0) if counts else 1.0
@@ -42,35 +58,40 @@ class Weighing:
         return how_many(self.sigmas)
 
     @property
-    def active(self) -> list[Run]:
-        """The runs that train now: each alone first, and then the first two, three, …"""
-        if len(self._alone) < len(self.runs):
-            return [self.runs[len(self._alone)]]
-        return self.runs[: 2 + len(self.sigmas)]
+    def active(self) -> Sequence[Run]:
+        """The runs that train now: all until they settle, then each alone, and then the first two, three, …"""
+        return self.runs if self._began is None else [run for run, _ in self._window]
 
     def look(self) -> None:
         """Begin or end a window where it is time; to be called between two turns."""
         now = time.perf_counter()
         if self._began is None:
-            if all(run.settled for run in self.active) or now - self._first > SETTLING:
+            if all(run.settled for run in self.runs) or now - self._first > SETTLING:
                 self._begin()
             return
-        taken = [run.steps - before for run, before in zip(self.active, self._steps, strict=True)]
+        taken = [run.steps - before for run, before in self._window]
         if min(taken) < 1 or (min(taken) < STEPS and now - self._began < SECONDS):
             return
         for run in self.active:
-            run.wait()
+            run.drain()
         self._end(time.perf_counter() - self._began, taken)
+        if not self.done:
+            self._begin()
+
+    def _settle(self) -> None:
+        self._began, self._window, self._first = None, [], time.perf_counter()
 
     def _begin(self) -> None:
-        for run in self.active:
-            run.wait()
-        self._began, self._steps = time.perf_counter(), [run.steps for run in self.active]
+        for run in self.runs:
+            run.drain()
+        alone = next(([run] for run in self.runs if run not in self._alone), None)
+        chosen = alone or self.runs[: 2 + len(self.sigmas)]
+        self._began, self._window = time.perf_counter(), [(run, run.steps) for run in chosen]
 
     def _end(self, seconds: float, taken: Sequence[int]) -> None:
-        active, each = self.active, [seconds / steps for steps in taken]
-        if len(active) == 1 and len(self._alone) < len(self.runs):
-            self._alone[len(self._alone)] = each[0]
+        each = {run: seconds / steps for (run, _), steps in zip(self._window, taken, strict=True)}
+        if len(each) == 1:
+            self._alone.update(each)
         else:
-            self.sigmas[len(active)] = throughput([self._alone[i] for i in range(len(active))], each)
-        self._began, self._first = None, time.perf_counter()
+            self.sigmas[len(each)] = throughput([self._alone[run] for run in each], list(each.values()))
+        self._began, self._window = None, []
