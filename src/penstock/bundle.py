@@ -47,7 +47,7 @@ class Placement:
     the trial gets. ``variant`` names its task, where a study has several. ``legs`` are set where a donor's state is
     lost: the worker trains them first, and begins with the state that they give. The trials of a bundle train in rounds
     of one unit each; ``since`` is the round in which the trial's first unit would have been. So a trial that comes back
-    behind its round catches up before the others go on.
+    behind its round catches up before the others go on. The parts of a pack have no rounds: there it is None.
     """
 
     trial: int
@@ -59,7 +59,7 @@ class Placement:
     share: float = 1.0
     variant: str = ""
     legs: tuple[Leg, ...] = ()
-    since: int = 0
+    since: int | None = 0
 
     @property
     def unit(self) -> int:

@@ -353,7 +353,7 @@ class Placing:
             events.Placed(one.trial, attempt, place.devices, place.mode, state, self.clock(), one.share, record.variant)
         )
         inherited = bool(legs) or (state is not None and state == record.start)
-        since = self.history.turns.since(one.trial)
+        since = None if part is not None else self.history.turns.since(one.trial)
         placement = Placement(
             one.trial, attempt, record.config, record.granted, state, inherited, one.share, record.variant, legs, since
         )

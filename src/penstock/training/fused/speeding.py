@@ -89,13 +89,15 @@ class Speeding:
         pace = self._seconds / self._steps
         self._steps, self._seconds = 0, 0.0
         captured = self._captures(certain)
+        if not fast:
+            self.recipe.take_pace(len(self._together), pace)
         if not fast or captured:
-            if not fast:
-                self.recipe.take_pace(len(self._together), pace)
             self.consider(certain, pace)
             if captured and not fast and self.wanted is None:
                 self.wanted = "captured"
             return True
+        if recording.records(self._together[0].device):
+            return True  # this unit was its last, and the step was timed beside others when it was made
         if self._pace is None:
             return True
         if self.recipe.compiling is not None:

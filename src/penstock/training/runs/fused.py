@@ -176,11 +176,13 @@ class FusedRun(Run):
     def _align(self) -> None:
         """Let trials that are behind the others catch up: the trials of a bundle go on together.
 
-        After a kill, each trial begins again at its own last state. Units of unlike lengths have no common rounds.
+        After a kill, each trial begins again at its own last state. Units of unlike lengths have no common rounds. Nor
+        have the parts of a pack, where nobody waits.
         """
-        if self.members and len({member.training.unit_length for member in self.members}) == 1:
-            first = min(member.position for member in self.members)
-            self.fused.wait({id(member.training): member.position - first for member in self.members})
+        positions = {id(member.training): member.position for member in self.members}
+        if positions and None not in positions.values() and len({m.training.unit_length for m in self.members}) == 1:
+            first = min(position for position in positions.values() if position is not None)
+            self.fused.wait({trial: at - first for trial, at in positions.items() if at is not None})
 
     def _in_order(self, ended: list[Training]) -> list[Training]:
         """The trials that ended a unit, in the order of entering: decisions depend on the order of reports."""

@@ -45,9 +45,10 @@ class FusedMember:
         return (self.placement.budget - self.training.unit - ended) * self.training.unit_length
 
     @property
-    def position(self) -> int:
-        """How many steps its bundle has taken, by the rounds that its placement tells and its own steps."""
-        return self.placement.since * self.training.unit_length + self.training.step
+    def position(self) -> int | None:
+        """How many steps its bundle has taken, by the rounds that its placement tells, if any, and its own steps."""
+        since = self.placement.since
+        return None if since is None else since * self.training.unit_length + self.training.step
 
     def stopped(self) -> TrialStopped:
         """The event of its leaving."""
