@@ -19,7 +19,7 @@ from penstock.executors.processes.server import fork_on_request
 
 PYTHON = sys.executable
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
-NEEDED = ("torch._dynamo", "optuna", "sklearn.datasets", "penstock.cli.app", "penstock.study", "penstock.training.loop")
+NEEDED = ("optuna", "sklearn.datasets", "penstock.cli.app", "penstock.study", "penstock.training.loop")
 
 
 def run(command: str, code: int = 0) -> CompletedProcess[str]:

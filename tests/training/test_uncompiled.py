@@ -14,6 +14,7 @@ from penstock.training.uncompiled import _marked, step
 PROGRAM = """
 import sys
 import torch
+from penstock.training.check import describe
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials, go_on
 
@@ -23,11 +24,12 @@ together = Together().enter(one, other).step(14)
 together.leave(one)
 go_on(one, 7)
 trials.make(0, {"lr": 0.1}).restore(one.state(), inherited=False)
+describe(trials.make(2, {"lr": 0.1}), [], train=True)
 print("torch._dynamo" in sys.modules)
 """
 
 
-def test_trials_train_fused_and_alone_without_the_compiler():
+def test_trials_are_checked_and_train_fused_and_alone_without_the_compiler():
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

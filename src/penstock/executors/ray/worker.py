@@ -105,7 +105,6 @@ class RayWorker:
         job: Job = cloudpickle.loads(pickled)
         if isinstance(job.task, Task):  # functions bring their own imports
             import torch
-            import torch._dynamo  # the first optimizer would import it later; here all workers do so at once
 
             if found.type == "cpu":
                 torch.set_num_threads(threads)
