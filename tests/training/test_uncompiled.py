@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.training import uncompiled
-from penstock.training.uncompiled import _marked, step
+from penstock.training.uncompiled import _marked, _written, step
 
 PROGRAM = """
 import sys
@@ -58,6 +58,12 @@ def test_a_step_is_the_one_that_torch_takes(kind, scheduled, absent):
         both.append((p.detach(), copy.deepcopy(optimizer.state_dict()["state"])))
     assert torch.equal(both[0][0], both[1][0])
     assert str(both[0][1]) == str(both[1][1])
+
+
+@pytest.mark.parametrize(("kind", "module"), [(torch.optim.Adam, "adam"), (torch.optim.AdamW, "adam")])
+def test_a_step_is_found_inside_its_wrappers_also_where_it_is_inherited(kind, module):
+    written = _written(kind([torch.zeros(1)], lr=0.1))
+    assert (written.__code__.co_name, written.__globals__["__name__"]) == ("step", f"torch.optim.{module}")
 
 
 def test_a_step_that_somebody_replaced_or_watches_is_called_as_it_is(absent):
