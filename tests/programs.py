@@ -27,7 +27,6 @@ IMPORTED = (
     "penstock.report.progress",
     "penstock.study",
     "sklearn.datasets",
-    "torch._dynamo",  # which torch's optimizers import in a loop of the user's own
 )
 
 

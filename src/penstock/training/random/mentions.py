@@ -65,8 +65,8 @@ def _called(function: types.FunctionType, names: set[str]) -> Iterator[types.Fun
 
 
 def _plain(value: Any) -> list[types.FunctionType]:
-    found = getattr(value, "__func__", value) if callable(value) else None
-    if hasattr(found, "__wrapped__"):
+    found = getattr(value, "__func__", value)
+    if callable(found) and hasattr(found, "__wrapped__"):
         found = inspect.unwrap(found)
     return [found] if isinstance(found, types.FunctionType) and _users(found) else []
 
