@@ -24,9 +24,10 @@ $(READY): $(DEMO)
 demo: $(DEMO)
 	$(BIN)/penstock run examples/digits.py
 
-# Three processes on two cores: one of them has the Ray clusters, and mostly waits for these.
+# Three processes on two cores: one of them has the Ray clusters, and mostly waits for these. Python keeps what it has
+# compiled: a hundred processes import the same modules, and each would compile them again.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
 
 # On a machine with a GPU: kernels run there, and not in Triton's interpreter.
 test-gpu: $(READY)

@@ -7,21 +7,42 @@ import signal
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
-import torch
 
-torch.set_num_threads(1)
 # A shell's background ignores Ctrl-C, and so would every process that a test starts there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Tests that share processes which take seconds to start, such as Ray's, stay in one process of pytest-xdist. Its marks
 # for groups have no effect with pytest 9.
-SHARING = ("tests/executors/ray/", "tests/training/spread/", "tests/test_ports.py")
+SHARING = {
+    "ray": ("tests/executors/ray/",),
+    "gangs": ("tests/training/spread/",),
+    "programs": (
+        "tests/cli/test_cli.py",
+        "tests/engine/test_engine.py",
+        "tests/report/test_notebook.py",
+        "tests/test_docs.py",
+        "tests/test_examples.py",
+        "tests/test_faults.py",
+        "tests/test_ports.py",
+        "tests/test_programs.py",
+        "tests/test_reading.py",
+        "tests/test_readme.py",
+        "tests/training/kernels/test_compiling.py",
+    ),
+}
 
 
 def sharing(nodeid):
-    """The first part of a test's name that it has in common with the tests of its group; None without a group."""
-    return next((group for group in SHARING if nodeid.startswith(group)), None)
+    """The group that a test belongs to; None without one."""
+    return next((group for group, files in SHARING.items() if nodeid.startswith(files)), None)
+
+
+def pytest_configure(config):
+    if not config.getoption("numprocesses", None):  # this process runs tests, and does not only deal them out
+        import torch
+
+        torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items):
@@ -36,6 +57,13 @@ def pytest_xdist_make_scheduler(config, log):
     class Groups(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             return sharing(nodeid) or nodeid
+
+        def mark_test_complete(self, node, item_index, duration=0):
+            """Forget a group that is done: at each test, the scheduler counts what is left of all it has dealt out."""
+            super().mark_test_complete(node, item_index, duration)
+            group = self._split_scope(self.registered_collections[node][item_index])
+            if all(self.assigned_work[node][group].values()):
+                del self.assigned_work[node][group]
 
     config.option.loadscopereorder = False  # or it would not keep the order of the tests
     return Groups(config, log)

@@ -16,10 +16,18 @@ from subprocess import CompletedProcess
 
 from penstock.executors.processes.forking import fork
 from penstock.executors.processes.server import fork_on_request
+from penstock.executors.processes.worker import NEEDED
 
 PYTHON = sys.executable
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
-NEEDED = ("torch._dynamo", "optuna", "sklearn.datasets", "penstock.cli.app", "penstock.study", "penstock.training.loop")
+IMPORTED = (
+    *NEEDED,
+    "optuna",
+    "penstock.cli.app",
+    "penstock.report.progress",
+    "penstock.study",
+    "sklearn.datasets",
+)
 
 
 def run(command: str, code: int = 0) -> CompletedProcess[str]:
@@ -55,7 +63,7 @@ def _main(words: list[str], output: str, errors: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in NEEDED:
+    for name in IMPORTED:
         import_module(name)
     driver = fork_on_request(int(sys.argv[1]))
     _main(*driver.recv())

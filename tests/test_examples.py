@@ -10,6 +10,7 @@ from tests.programs import run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FEWER = {
+    "cluster": "--trials 9",
     "digits": "--trials 6",
     "function": "--trials 4",
     "samplers": "--trials 12",

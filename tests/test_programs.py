@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SHARING
 from tests.programs import PYTHON, run
 
 SCRIPT = """
@@ -36,3 +37,9 @@ def test_another_exit_code_is_shown_with_all_that_was_said():
     with pytest.raises(AssertionError, match=r"(?s)python script.py.*ended with 1.*shown.*ValueError: told"):
         run("python script.py")
     assert "Commands" in run("penstock --help").stdout
+
+
+def test_files_that_run_programs_are_tested_in_one_process():
+    tests = Path(__file__).parent
+    running = [path for path in sorted(tests.rglob("test_*.py")) if "\nfrom tests.programs import" in path.read_text()]
+    assert [str(path.relative_to(tests.parent)) for path in running] == sorted(SHARING["programs"])

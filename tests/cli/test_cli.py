@@ -233,9 +233,12 @@ def test_a_study_that_cannot_run_is_one_message() -> None:
     assert re.search(r"penstock: .*'accuracy' is not reported by the task, which reports loss", result.stderr)
 
 
-def test_a_changed_study_is_refused_and_told_how_to_go_on() -> None:
+def test_a_changed_study_is_refused_and_told_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     penstock("run", file(FUNCTION), "--name", "mine")
+    then = Path("tuned.py").stat().st_mtime_ns
     changed = file(FUNCTION.replace("uniform(1, 2)", "uniform(1, 3)"))
+    os.utime(changed, ns=(then, then))  # by its time and length it is the file that was compiled
     result = penstock("run", changed, "--name", "mine", "--trials", 8, code=1)
     assert "--allow-changes" in result.stderr
     assert "space" in result.stderr

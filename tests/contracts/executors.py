@@ -263,7 +263,7 @@ class ExecutorContract(Contract):
 class SpreadContract(ExecutorContract):
     """What an executor of several devices keeps besides: a trial on all of them is the trial on one."""
 
-    endless = 3 * 10**3  # its workers train as any: compiling, which takes them ten seconds, is seen on one device
+    endless = 10**3  # its workers train as any: compiling, which takes them ten seconds, is seen on one device
 
     def test_a_trial_on_several_devices_is_the_trial_on_one(self, exact):
         attempt = next(attempts)

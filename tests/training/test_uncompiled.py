@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from penstock.training import uncompiled
-from penstock.training.uncompiled import _marked, step
+from penstock.training.uncompiled import _marked, _written, step
 
 PROGRAM = """
 import sys
 import torch
+from penstock.training.check import describe
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials, go_on
 
@@ -23,11 +24,12 @@ together = Together().enter(one, other).step(14)
 together.leave(one)
 go_on(one, 7)
 trials.make(0, {"lr": 0.1}).restore(one.state(), inherited=False)
+describe(trials.make(2, {"lr": 0.1}), [], train=True)
 print("torch._dynamo" in sys.modules)
 """
 
 
-def test_trials_train_fused_and_alone_without_the_compiler():
+def test_trials_are_checked_and_train_fused_and_alone_without_the_compiler():
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -56,6 +58,12 @@ def test_a_step_is_the_one_that_torch_takes(kind, scheduled, absent):
         both.append((p.detach(), copy.deepcopy(optimizer.state_dict()["state"])))
     assert torch.equal(both[0][0], both[1][0])
     assert str(both[0][1]) == str(both[1][1])
+
+
+@pytest.mark.parametrize(("kind", "module"), [(torch.optim.Adam, "adam"), (torch.optim.AdamW, "adam")])
+def test_a_step_is_found_inside_its_wrappers_also_where_it_is_inherited(kind, module):
+    written = _written(kind([torch.zeros(1)], lr=0.1))
+    assert (written.__code__.co_name, written.__globals__["__name__"]) == ("step", f"torch.optim.{module}")
 
 
 def test_a_step_that_somebody_replaced_or_watches_is_called_as_it_is(absent):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 import traceback
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -35,18 +36,26 @@ def load(file: Path) -> Study:
     return study
 
 
+class _Uncached(SourceFileLoader):
+    """Runs a file as it is, like ``python file.py``: compiled code of the same second and length may be of another."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _import(file: Path) -> ModuleType:
     import cloudpickle
 
     name = "penstock_file_" + re.sub(r"\W", "_", file.stem)  # no other code imports a module of this name
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
+    loader = _Uncached(name, str(file))
+    spec = spec_from_file_location(name, file, loader=loader)
+    if spec is None or file.suffix != ".py":
         raise StudyError(f"Expected a Python file, whose name ends in .py, got {file.name}.")
-    module = importlib.util.module_from_spec(spec)
+    module = module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(file.parent))
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise StudyError(f"{file.name} could not be imported.\n{_last_frame(error, file)}") from None
     cloudpickle.register_pickle_by_value(module)  # worker processes have no such module to import

@@ -54,13 +54,14 @@ def _written(optimizer: torch.optim.Optimizer) -> Any:
     None where it is not torch's, or where somebody replaced it. A scheduler puts a third wrapper around it.
     """
     kind, own = type(optimizer), vars(optimizer).get("step")
-    profiled = vars(kind).get("step")
+    kinds = kind.__mro__[: kind.__mro__.index(torch.optim.Optimizer)]  # AdamW has its step from Adam
+    profiled = next((vars(one)["step"] for one in kinds if "step" in vars(one)), None)
     if own is not None and getattr(own, "__wrapped__", None) is not profiled:
         return None
     wrapped = getattr(profiled, "__wrapped__", None)
     written = getattr(wrapped, "__wrapped__", None)
     theirs = kind.__module__.startswith("torch.optim.") and _of(wrapped) == "torch.optim.optimizer"
-    return written if theirs and _of(written) == kind.__module__ else None
+    return written if theirs and _of(written) in {one.__module__ for one in kinds} else None
 
 
 def _of(function: Any) -> str:

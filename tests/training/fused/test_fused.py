@@ -95,7 +95,7 @@ class Story:
 
 
 @settings(
-    max_examples=18,
+    max_examples=12,
     derandomize=True,
     deadline=None,
     database=None,
@@ -360,7 +360,6 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("how", ["nan", "inf", "lr"])
 @pytest.mark.parametrize(
     ("input", "way", "optimizer", "clip"),
     [
@@ -374,24 +373,26 @@ NETWORKS = {
         ("tokens", Native, "adagrad", 0.5),
     ],
 )
-def test_a_trial_full_of_nan_leaves_every_bit_of_its_neighbours(input, way, optimizer, clip, how):
+def test_a_trial_full_of_nan_leaves_every_bit_of_its_neighbours(input, way, optimizer, clip):
     task = Network(bundle(*NETWORKS[input], input=input, optimizer=optimizer, clip=clip, groups=2))
-    outcomes = []
-    for sick in (False, True):
+    healthy = None
+    for how in (None, "nan", "inf", "lr"):
         trials = Trials(task)
         ours = [trials.make(number, {"number": number}) for number in range(4)]
         together = Together(way).enter(*ours).step(4)
-        if sick:
+        if how is not None:
             poisoned(together, ours[SICK], how)
         together.step(8)
         states = [together.fused.state(one) for one in ours]
         together.leave(*ours)
-        outcomes.append([(s, together.curve(one), one.state(drawn=False)) for s, one in zip(states, ours, strict=True)])
-    healthy, sick = outcomes
-    assert not all(torch.isfinite(v).all() for v in sick[SICK][0]["model"].values() if v.is_floating_point())
-    for number in range(4):
-        if number != SICK:
-            assert_equal(sick[number], healthy[number])
+        ended = [(s, together.curve(one), one.state(drawn=False)) for s, one in zip(states, ours, strict=True)]
+        if healthy is None:
+            healthy = ended
+            continue
+        assert not all(torch.isfinite(v).all() for v in ended[SICK][0]["model"].values() if v.is_floating_point()), how
+        for number in range(4):
+            if number != SICK:
+                assert_equal(ended[number], healthy[number])
 
 
 # Memory that runs out

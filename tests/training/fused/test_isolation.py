@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.usefixtures("in_float64"),
     pytest.mark.filterwarnings("ignore:There is a performance drop"),  # torch.vmap says where it is slow
 ]
-STEPS = 20
+STEPS = 13
 
 
 # What may keep the general way from a network: an operator that torch.vmap has no rule for, or a number that differs.
@@ -71,7 +71,7 @@ def test_each_optimizer_in_company(name, groups):
 
 
 @settings(
-    max_examples=20, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=8, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )  # fmt: skip
 @given(st.data())
 def test_random_networks_in_company(data):

@@ -128,7 +128,7 @@ def compared(leaves: list[torch.Tensor], slices: Any, g: torch.Tensor, rival: An
         assert off <= 4 * max(allowed) + 1e-6 * float(true.norm()) + lost * float(g.norm())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     batch=st.integers(1, 2),
     heads=st.integers(1, 3),
@@ -213,7 +213,7 @@ def test_half_precision_loses_what_its_numbers_do() -> None:
         assert float((ours.double() - true).norm()) <= 2e-3 * float(true.norm())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     lengths=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     layout=st.sampled_from(("apart", "split", "stacked")),

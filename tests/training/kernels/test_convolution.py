@@ -51,7 +51,7 @@ def near(made: torch.Tensor, exact: torch.Tensor, sizes: torch.Tensor) -> None:
     assert bool(((made.double() - exact).abs() <= 2e-6 * sizes + 1e-30).all())
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), st.booleans())
 def test_equals_the_twin_in_float64(case, added):
     x, w, g, geometry, blocks = case

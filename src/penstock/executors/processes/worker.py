@@ -20,7 +20,7 @@ from penstock.executors.processes.server import fork_on_request
 from penstock.executors.serving import Order, serve
 
 NEEDED = (  # by any worker, as soon as it trains
-    "torch._dynamo",  # which the first step of an optimizer imports
+    "torch._dynamo",  # which torch imports for a trial on several devices
     "penstock.training.check",
     "penstock.training.checkpoint",
     "penstock.training.data",

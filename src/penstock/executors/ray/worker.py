@@ -105,7 +105,7 @@ class RayWorker:
         job: Job = cloudpickle.loads(pickled)
         if isinstance(job.task, Task):  # functions bring their own imports
             import torch
-            import torch._dynamo  # the first optimizer would import it later; here all workers do so at once
+            import torch._dynamo  # the first trial on several devices would import it later, while it is timed
 
             if found.type == "cpu":
                 torch.set_num_threads(threads)

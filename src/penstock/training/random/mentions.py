@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -64,7 +65,9 @@ def _called(function: types.FunctionType, names: set[str]) -> Iterator[types.Fun
 
 
 def _plain(value: Any) -> list[types.FunctionType]:
-    found = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else value
+    found = getattr(value, "__func__", value)
+    if callable(found) and hasattr(found, "__wrapped__"):
+        found = inspect.unwrap(found)
     return [found] if isinstance(found, types.FunctionType) and _users(found) else []
 
 
@@ -72,5 +75,6 @@ def _users(function: types.FunctionType) -> bool:
     return _own(function.__module__ or "")
 
 
+@cache
 def _own(module: str) -> bool:
     return not f"{module}.".startswith(_LIBRARIES)
