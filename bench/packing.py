@@ -2,6 +2,8 @@
 
     PYTHONPATH=src python bench/packing.py small [--network gru] [--dtype fp32]     six trials, against eager steps
     PYTHONPATH=src python bench/packing.py unlike [--precision tf32] [--steps 1200]     32 models, in turn and packed
+    PYTHONPATH=src python bench/packing.py models [--model resnet50] [--kind counts] [--counts 2,4,8] [--repeats 5]
+    PYTHONPATH=src python bench/packing.py table4 [--model mlp3] [--fraction 0.1] [--way eager --way auto]
     PYTHONPATH=src python bench/packing.py PART --seconds 120 --json     JSON lines, and the table on standard error
     PYTHONPATH=src python bench/packing.py PART --tiny     a smoke test of a few seconds a row, without a GPU too
 
@@ -10,6 +12,7 @@ begins after --seconds, and no study trains longer than --deadline. A row that f
 
 rate: model steps a second, over all trials. times: how many times as fast as eager steps in turn, in this run. differs:
 the greatest relative difference of a trial's curve from that of the case's first study. GB: the memory that torch held.
+!: the row misses its goal. The heads of bench/small.py, unlike.py, pack_figures.py and table4.py say what is in a part.
 """
 
 from __future__ import annotations
@@ -27,35 +30,62 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import penstock as ps
-from bench import small, unlike
+from bench import pack_figures, small, table4, unlike
+from bench.packed_models import MODELS
 from bench.whole import DEVICE, Clock, Row, reached, whole
 
-HEAD = f"{'case':28} {'way':10} {'seconds':>8} {'rate':>8} {'later':>8} {'times':>6} {'GB':>6} {'differs':>8}"
+COLUMNS = {  # of the table: the head, the format, the width and the unit of each figure
+    "seconds": ("seconds", ".2f", 8, 1),
+    "ms": ("ms", ".2f", 8, 1),
+    "rate": ("rate", ",.0f", 8, 1),
+    "later": ("later", ",.0f", 8, 1),
+    "times": ("times", ".2f", 6, 1),
+    "graphs": ("graphs", ".2f", 6, 1),
+    "impv": ("IMPV", ".0%", 6, 1),
+    "other": ("other", ".2f", 6, 1),
+    "memory": ("GB", ".2f", 6, 1e9),
+    "agree": ("agree", ".0%", 6, 1),
+    "differs": ("differs", ".0e", 8, 1),
+}
+PARTS = {  # the columns of each
+    "small": ("seconds", "rate", "times", "memory", "differs"),
+    "unlike": ("seconds", "rate", "later", "times", "memory", "differs"),
+    "models": ("seconds", "ms", "times", "impv", "other", "memory", "differs"),
+    "table4": ("seconds", "rate", "times", "graphs", "memory", "agree", "differs"),
+}
+
+
+def head(part: str) -> str:
+    return f"{'case':32} {'way':10} " + " ".join(f"{COLUMNS[name][0]:>{COLUMNS[name][2]}}" for name in PARTS[part])
 
 
 def line(row: Row) -> str:
     """A row of the table: figures that a row lacks are left blank."""
-
-    def cell(name: str, form: str, width: int, unit: float = 1.0) -> str:
+    cells = []
+    for name in PARTS[row["part"]]:
+        _, form, width, unit = COLUMNS[name]
         value = row.get(name)
-        return f"{'' if value is None else format(value / unit, form):>{width}}"
-
-    figures = [("seconds", ".2f", 8), ("rate", ",.0f", 8), ("later", ",.0f", 8), ("times", ".2f", 6)]
-    cells = [cell(*figure) for figure in figures] + [cell("memory", ".2f", 6, 1e9), cell("differs", ".0e", 8)]
-    goal = "" if row.get("reached") is None else "  " if row["reached"] else " !"
-    return f"{row['case']:28} {row['way']:10} {' '.join(cells)}{goal} {row.get('note', '')}".rstrip()
+        cells.append(f"{'' if value is None else format(value / unit, form):>{width}}")
+    goal = "  " if row.get("reached", True) else " !"
+    return f"{row['case']:32} {row['way']:10} {' '.join(cells)}{goal} {row.get('note', '')}".rstrip()
 
 
 def rows(options: argparse.Namespace, clock: Clock) -> Iterator[Row]:
     """The rows of the part that was asked for."""
     common = clock, options.deadline, options.tiny
+    models = options.model or list(MODELS)
     if options.part == "small":
         networks = options.network or list(small.NETWORKS)
         yield from small.rows(networks, options.dtype or list(small.DTYPES), *common)
     elif options.part == "unlike":
-        precisions = options.precision or list(unlike.GOALS)
-        ways = options.way or ["eager", "graph", "auto", "packed"]
-        yield from unlike.rows(precisions, ways, 8 if options.tiny else options.steps, *common)
+        ways = options.way or list(unlike.WAYS)
+        yield from unlike.rows(options.precision or list(unlike.GOALS), ways, options.steps, *common)
+    elif options.part == "models":
+        counts, batches = ([2], [4, 8]) if options.tiny else (options.counts, options.batches)
+        chosen = pack_figures.cases(options.kind or pack_figures.KINDS, models, counts, batches)
+        yield from pack_figures.rows(chosen, options.repeats, *common)
+    else:
+        yield from table4.rows(models, options.way or list(table4.WAYS), options.fraction, *common)
 
 
 def warm_up() -> float:
@@ -67,13 +97,24 @@ def warm_up() -> float:
     return time.perf_counter() - began
 
 
+def whole_numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def main() -> None:
+    ways = ", ".join([*unlike.WAYS, *table4.WAYS])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("small", "unlike"))
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--network", action="append", choices=small.NETWORKS, help="of small; may be repeated")
     parser.add_argument("--dtype", action="append", choices=small.DTYPES, help="of small; may be repeated")
     parser.add_argument("--precision", action="append", choices=unlike.GOALS, help="of unlike; may be repeated")
-    parser.add_argument("--way", action="append", help="may be repeated; all of the part's ways")
+    parser.add_argument("--model", action="append", choices=MODELS, help="of models and table4; may be repeated")
+    parser.add_argument("--kind", action="append", choices=pack_figures.KINDS, help="of models; may be repeated")
+    parser.add_argument("--counts", type=whole_numbers, default=[2, 4, 8], help="of models, as in 2,4,8")
+    parser.add_argument("--batches", type=whole_numbers, default=[32, 64, 100], help="of models, as in 32,64,100")
+    parser.add_argument("--repeats", type=int, default=1, help="studies of which models gives the mean")
+    parser.add_argument("--fraction", type=float, default=0.1, help="of table4's steps in a unit")
+    parser.add_argument("--way", action="append", help=f"of unlike and table4: {ways}; may be repeated")
     parser.add_argument("--steps", type=int, default=1200, help="steps of each model of unlike")
     parser.add_argument("--seconds", type=float, default=110.0, help="no row begins later")
     parser.add_argument("--deadline", type=float, default=60.0, help="the most seconds of a study")
@@ -86,7 +127,9 @@ def main() -> None:
     warnings.simplefilter("ignore", ps.SoloWarning)
     table = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    table(f"torch {torch.__version__}, {name}; the process's first studies took {warm_up():.1f} s\n{HEAD}")
+    table(
+        f"torch {torch.__version__}, {name}; the process's first studies took {warm_up():.1f} s\n{head(options.part)}"
+    )
     clock, found = Clock(options.seconds), list[Row]()
     for row in rows(options, clock):
         if options.tiny:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -164,13 +164,11 @@ def case(task: Small, row: Row, units: int, deadline: float) -> Iterator[Row]:
         solo.append(ran)
         return {**figures, "differs": differs(ran, solo[0]), "times": reference and reference / seconds}
 
-    def plain() -> Row:
-        return study("solo", 1, deterministic=True)  # captures and compiles nothing
-
+    plain = partial(study, "solo", 1, deterministic=True)  # captures and compiles nothing
     yield (found := attempted({**row, "way": "eager"}, plain))
     reference = found.get("seconds") or reference
     for sharing in ("solo", "fused", "auto"):
-        found = attempted({**row, "way": sharing}, lambda sharing=sharing: study(sharing))  # type: ignore[misc]
+        found = attempted({**row, "way": sharing}, partial(study, sharing))
         if sharing != "solo":
             found["reached"] = (found.get("times") or 0.0) >= GOAL
         yield found

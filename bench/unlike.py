@@ -8,6 +8,7 @@ second quarter of each trial on, by the seconds that trials are charged for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from penstock.trial import Config
 KINDS = [f"resnet {width}" for width in (4, 8, 12, 16)] + [f"perceptron {width}" for width in (256, 512, 768, 1024)]
 RATES = [0.003, 0.005, 0.01, 0.02]
 UNITS = 4
+WAYS = ("eager", "graph", "auto", "packed")
 GOALS = {"tf32": 2_000, "bf16": 3_000}  # model steps a second
 PRECISIONS = {"tf32": "fp32", "bf16": "bf16"}  # as tasks have them
 
@@ -64,6 +66,7 @@ def in_turn(make: Callable[[Network, int, str], Step], task: Unlike, kinds: Sequ
 def rows(
     precisions: Sequence[str], ways: Sequence[str], steps: int, clock: Clock, deadline: float, tiny: bool
 ) -> Iterator[Row]:
+    steps = 2 * UNITS if tiny else steps
     kinds, rates, batch = (["resnet 4", "perceptron 256"], RATES[:2], 32) if tiny else (KINDS, RATES, 256)
     space = {"kind": ps.grid(kinds), "lr": ps.grid(rates), "momentum": 0.9}
     for precision in precisions:
@@ -85,7 +88,7 @@ def rows(
                 continue
             row: Row = {"part": "unlike", "case": precision, "way": way}
             fill = hand if way in ("eager", "graph") else study
-            row = attempted(row, lambda fill=fill, way=way: fill(way))  # type: ignore[misc]
+            row = attempted(row, partial(fill, way))
             reference = row.get("rate") if way == "eager" else reference
             row["times"] = row["rate"] / reference if reference and row.get("rate") else None
             if way in ("packed", "auto"):

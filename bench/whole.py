@@ -6,6 +6,7 @@ Beside them is the loop that a user would write by hand.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -54,6 +55,25 @@ class Whole:
         those = [report.usage for report in self.reports if report.unit > unit]
         return sum(usage.steps for usage in those) / sum(usage.device_seconds for usage in those) if those else None
 
+    @cached_property
+    def taken(self) -> Counter[int]:
+        """The steps of each trial."""
+        found = Counter[int]()
+        for report in self.reports:
+            found[report.trial] += report.usage.steps
+        return found
+
+    def step_seconds(self, unit: int) -> dict[int, float]:
+        """The seconds of a step of each trial after so many units, by the seconds that it is charged for."""
+        seconds, steps = defaultdict[int, float](float), Counter[int]()
+        for report in self.reports:
+            if report.unit > unit:
+                seconds[report.trial] += report.usage.device_seconds
+                steps[report.trial] += report.usage.steps
+        if steps.keys() != self.taken.keys():
+            raise RuntimeError(f"of {len(self.taken)} trials {len(steps)} came past unit {unit}: {self.note}")
+        return {trial: seconds[trial] / steps[trial] for trial in steps}
+
     def curves(self, metric: str = "loss") -> dict[tuple[int, int], float]:
         """The metric of each trial after each of its units."""
         return {(report.trial, report.unit): report.metrics[metric] for report in self.reports}
@@ -93,8 +113,20 @@ def whole(
 def differs(one: Whole, other: Whole) -> float:
     """The greatest relative difference between the curves of two studies, of the reports that both have."""
     ours, theirs = one.curves(), other.curves()
+    return max((_apart(ours[key], theirs[key]) for key in ours.keys() & theirs.keys()), default=math.nan)
+
+
+def agreeing(one: Whole, other: Whole, within: float) -> float:
+    """The part of the reports that both studies have in which they differ by no more than that, relative."""
+    ours, theirs = one.curves(), other.curves()
     shared = ours.keys() & theirs.keys()
-    return max((abs(ours[key] - theirs[key]) / max(abs(theirs[key]), 1e-12) for key in shared), default=float("nan"))
+    return sum(_apart(ours[key], theirs[key]) <= within for key in shared) / max(1, len(shared))
+
+
+def _apart(one: float, other: float) -> float:
+    if math.isnan(one) or math.isnan(other):
+        return 0.0 if math.isnan(one) and math.isnan(other) else math.inf
+    return 0.0 if one == other else abs(one - other) / max(abs(one), abs(other))
 
 
 def by_hand(task: ps.Task, config: Config, units: int) -> float:
