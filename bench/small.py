@@ -153,22 +153,25 @@ def case(task: Small, row: Row, units: int, deadline: float) -> Iterator[Row]:
         return {"seconds": seconds, "rate": steps / seconds, "note": f"one trial, times {TRIALS}"}
 
     yield (found := attempted({**row, "way": "by hand"}, hand))
-    reference, solo = found.get("seconds"), list[Whole]()
+    reference, solo = found.get("rate"), list[Whole]()
 
     def study(sharing: str, trials: int = TRIALS, **how: Any) -> Row:
         ran = whole(task, space, ps.Random(budget=units), trials=trials, deadline=deadline, sharing=sharing, **how)
-        seconds = ran.seconds + (TRIALS / trials - 1) * sum(report.usage.device_seconds for report in ran.reports)
-        figures: Row = {"seconds": seconds, "rate": steps / seconds, "note": ran.note, "memory": ran.memory}
+        times = TRIALS / trials
+        seconds = ran.seconds + (times - 1) * sum(report.usage.device_seconds for report in ran.reports)
+        rate = times * ran.steps / seconds
+        figures: Row = {"seconds": seconds, "rate": rate, "note": ran.note, "memory": ran.memory}
         if trials < TRIALS:
             return {**figures, "note": f"{ran.note}, times {TRIALS}"}
         solo.append(ran)
-        return {**figures, "differs": differs(ran, solo[0]), "times": reference and reference / seconds}
+        gain = rate / reference if reference else None
+        reached = ran.whole and gain is not None and gain >= GOAL
+        figures |= {"differs": differs(ran, solo[0]), "times": gain}
+        return figures if sharing == "solo" else {**figures, "reached": reached}
 
     plain = partial(study, "solo", 1, deterministic=True)  # captures and compiles nothing
     yield (found := attempted({**row, "way": "eager"}, plain))
-    reference = found.get("seconds") or reference
+    reference = found.get("rate") or reference
     for sharing in ("solo", "fused", "auto"):
-        found = attempted({**row, "way": sharing}, partial(study, sharing))
-        if sharing != "solo":
-            found["reached"] = (found.get("times") or 0.0) >= GOAL
-        yield found
+        goal = None if sharing == "solo" else False  # not reached yet
+        yield attempted({**row, "way": sharing, "reached": goal}, partial(study, sharing))

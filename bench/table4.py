@@ -82,18 +82,19 @@ def rows(
             one = whole(task, SPACE, hyperband, deadline=deadline, **WAYS[way])
             ran.append(one)
             same = {"differs": differs(one, ran[0]), "agree": agreeing(one, ran[0], 0.01)}
-            figures = {"seconds": one.seconds, "steps": one.steps, "rate": one.rate, "memory": one.memory}
-            return {**figures, **same, "note": one.note}
+            figures: Row = {"seconds": one.seconds, "steps": one.steps, "rate": one.rate, "memory": one.memory}
+            return {**figures, **same, "whole": one.whole, "note": one.note}
 
         for way in ways:
             if clock.over():
                 continue
-            row: Row = {"part": "table4", "case": f"{model}, unit {steps}", "way": way}
+            goal = False if way == "auto" else None  # not reached yet
+            row: Row = {"part": "table4", "case": f"{model}, unit {steps}", "way": way, "reached": goal}
             row = attempted(row, partial(study, way))
             if "rate" in row:
                 rates[way] = row["rate"]
                 row["times"] = row["rate"] / rates["eager"] if "eager" in rates else None
                 row["graphs"] = row["rate"] / rates["graph"] if "graph" in rates else None
             if way == "auto" and row.get("times") and row.get("graphs"):
-                row["reached"] = row["times"] >= EAGER.get(model, 3.0) and row["graphs"] >= GRAPH
+                row["reached"] = row["whole"] and row["times"] >= EAGER.get(model, 3.0) and row["graphs"] >= GRAPH
             yield row

@@ -77,20 +77,20 @@ def rows(
         def hand(way: str, task: Unlike = task) -> Row:
             return {"rate": in_turn({"eager": eager, "graph": graph}[way], task, kinds), "note": "by hand"}
 
-        def study(way: str, task: Unlike = task, ran: list[Whole] = ran) -> Row:
+        def study(way: str, task: Unlike = task, ran: list[Whole] = ran, goal: int = GOALS[precision]) -> Row:
             one = whole(task, space, ps.Grid(budget=UNITS), deadline=deadline, sharing=way)
             ran.append(one)
-            figures = {"seconds": one.seconds, "rate": one.rate, "later": one.later(1), "memory": one.memory}
-            return {**figures, "differs": differs(one, ran[0]), "note": one.note}
+            figures: Row = {"seconds": one.seconds, "rate": one.rate, "later": one.later(1), "memory": one.memory}
+            reached = one.whole and one.rate >= goal
+            return {**figures, "differs": differs(one, ran[0]), "reached": reached, "note": one.note}
 
         for way in ways:
             if clock.over() or (way == "graph" and DEVICE.type != "cuda"):
                 continue
-            row: Row = {"part": "unlike", "case": precision, "way": way}
+            goal = False if way in ("packed", "auto") else None  # not reached yet
+            row: Row = {"part": "unlike", "case": precision, "way": way, "reached": goal}
             fill = hand if way in ("eager", "graph") else study
             row = attempted(row, partial(fill, way))
             reference = row.get("rate") if way == "eager" else reference
             row["times"] = row["rate"] / reference if reference and row.get("rate") else None
-            if way in ("packed", "auto"):
-                row["reached"] = (row.get("rate") or 0.0) >= GOALS[precision]
             yield row

@@ -79,14 +79,28 @@ class Whole:
         return {(report.trial, report.unit): report.metrics[metric] for report in self.reports}
 
     @property
+    def ended(self) -> str:
+        """Why it ended: "done", or its deadline."""
+        return next((event.reason for event in self.log if isinstance(event, events.Ended)), "cut off")
+
+    @cached_property
+    def failures(self) -> list[Failed]:
+        return [event for event in self.log if isinstance(event, Failed)]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every trial trained to its end, or to where its algorithm dropped it."""
+        return self.ended == "done" and not any(event.final for event in self.failures)
+
+    @property
     def note(self) -> str:
         """How its trials were placed last, what went wrong, and what was measured about its packs."""
         last = {event.trial: event.mode for event in self.log if isinstance(event, Placed)}
         said = [", ".join(f"{count} {mode}" for mode, count in Counter(last.values()).most_common())]
-        failed = {event.trial: event.error for event in self.log if isinstance(event, Failed)}
-        said += [f"{len(failed)} trials failed: {next(iter(failed.values())).splitlines()[-1]}"] if failed else []
-        ended = next((event.reason for event in reversed(self.log) if isinstance(event, events.Ended)), "cut off")
-        said += [] if ended == "done" else [f"ended by {ended}"]
+        if self.failures:
+            lost = len({event.trial for event in self.failures if event.final})
+            said.append(f"{len(self.failures)} failures, {lost} trials lost: {self.failures[0].error.splitlines()[-1]}")
+        said += [] if self.ended == "done" else [f"ended by {self.ended}"]
         packs = [event.reason for event in self.log if isinstance(event, Measured) and event.kind == "packing"]
         return "; ".join([*said, *packs[-1:]])
 
