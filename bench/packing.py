@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +48,7 @@ COLUMNS = {  # of the table: the head, the format, the width and the unit of eac
     "agree": ("agree", ".0%", 6, 1),
     "differs": ("differs", ".0e", 8, 1),
 }
+MAIN = {"small": "times", "unlike": "rate", "models": "impv", "table4": "times"}  # the figure of the last table
 PARTS = {  # the columns of each
     "small": ("seconds", "rate", "times", "memory", "differs"),
     "unlike": ("seconds", "rate", "later", "times", "memory", "differs"),
@@ -59,15 +61,30 @@ def head(part: str) -> str:
     return f"{'case':32} {'way':10} " + " ".join(f"{COLUMNS[name][0]:>{COLUMNS[name][2]}}" for name in PARTS[part])
 
 
+def cell(row: Row, name: str, blank: str = "") -> str:
+    """A figure of a row, or what stands for a figure that it lacks."""
+    _, form, _, unit = COLUMNS[name]
+    value = row.get(name)
+    return blank if value is None else format(value / unit, form)
+
+
 def line(row: Row) -> str:
-    """A row of the table: figures that a row lacks are left blank."""
-    cells = []
-    for name in PARTS[row["part"]]:
-        _, form, width, unit = COLUMNS[name]
-        value = row.get(name)
-        cells.append(f"{'' if value is None else format(value / unit, form):>{width}}")
+    """A row of the table."""
+    cells = [f"{cell(row, name):>{COLUMNS[name][2]}}" for name in PARTS[row["part"]]]
     goal = " !" if row.get("reached") is False else "  "
     return f"{row['case']:32} {row['way']:10} {' '.join(cells)}{goal} {row.get('note', '')}".rstrip()
+
+
+def summary(part: str, found: Sequence[Row]) -> str:
+    """The part's main figure of each case, a column a way; with ! where it misses its goal."""
+    ways = list(dict.fromkeys(row["way"] for row in found))
+    lines = [f"{COLUMNS[MAIN[part]][0]:32} " + "".join(f"{way:>12}" for way in ways)]
+    for case in dict.fromkeys(row["case"] for row in found if row.get(MAIN[part]) is not None):
+        by_way = {row["way"]: row for row in found if row["case"] == case}
+        cells = [by_way.get(way, {}) for way in ways]
+        shown = [cell(row, MAIN[part], "–") + (" !" if row.get("reached") is False else "") for row in cells]
+        lines.append(f"{case:32} " + "".join(f"{one:>12}" for one in shown))
+    return "\n".join(lines)
 
 
 def rows(options: argparse.Namespace, clock: Clock) -> Iterator[Row]:
@@ -116,13 +133,16 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=0.1, help="of table4's steps in a unit")
     parser.add_argument("--way", action="append", help=f"of unlike and table4: {ways}; may be repeated")
     parser.add_argument("--steps", type=int, default=1200, help="steps of each model of unlike")
-    parser.add_argument("--seconds", type=float, default=110.0, help="no row begins later")
+    parser.add_argument("--seconds", type=float, default=110.0, help="no case begins later")
     parser.add_argument("--deadline", type=float, default=60.0, help="the most seconds of a study")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if DEVICE.type != "cuda" and not options.tiny:
         parser.error("no GPU here; --tiny runs a smoke test")
+    known = {"unlike": unlike.WAYS, "table4": (*table4.WAYS,)}.get(options.part, ())
+    if wrong := {*(options.way or ())} - {*known}:
+        parser.error(f"the ways of {options.part} are {', '.join(known) or 'fixed'}, got {', '.join(sorted(wrong))}")
     if options.part != "small":  # whose users have torch's defaults
         torch.set_float32_matmul_precision("high")  # TF32, as in the convolutions
     warnings.simplefilter("ignore", ps.SoloWarning)
@@ -138,9 +158,10 @@ def main() -> None:
         found.append(row)
         table(line(row))
         if options.json:
-            print(json.dumps({"bench": "packing", **row}), flush=True)
+            infinite = {name for name, one in row.items() if isinstance(one, float) and not math.isfinite(one)}
+            print(json.dumps({"bench": "packing", **row, **dict.fromkeys(infinite)}), flush=True)
     left_out = f"; {clock.left_out} cases left out for want of time" if clock.left_out else ""
-    table(f"{options.part}: {reached(found)}{left_out}")
+    table(f"{summary(options.part, found)}\n{reached(found)}{left_out}")
 
 
 if __name__ == "__main__":

@@ -162,10 +162,10 @@ def case(task: Small, row: Row, units: int, deadline: float) -> Iterator[Row]:
         rate = times * ran.steps / seconds
         figures: Row = {"seconds": seconds, "rate": rate, "note": ran.note, "memory": ran.memory}
         if trials < TRIALS:
-            return {**figures, "note": f"{ran.note}, times {TRIALS}"}
+            return {**figures, "times": 1.0, "note": f"{ran.note}, times {TRIALS}"}
         solo.append(ran)
         gain = rate / reference if reference else None
-        reached = ran.whole and gain is not None and gain >= GOAL
+        reached = ran.complete and gain is not None and gain >= GOAL
         figures |= {"differs": differs(ran, solo[0]), "times": gain}
         return figures if sharing == "solo" else {**figures, "reached": reached}
 

@@ -83,7 +83,7 @@ def rows(
             ran.append(one)
             same = {"differs": differs(one, ran[0]), "agree": agreeing(one, ran[0], 0.01)}
             figures: Row = {"seconds": one.seconds, "steps": one.steps, "rate": one.rate, "memory": one.memory}
-            return {**figures, **same, "whole": one.whole, "note": one.note}
+            return {**figures, **same, "complete": one.complete, "note": one.note}
 
         for way in ways:
             if clock.over():
@@ -96,5 +96,5 @@ def rows(
                 row["times"] = row["rate"] / rates["eager"] if "eager" in rates else None
                 row["graphs"] = row["rate"] / rates["graph"] if "graph" in rates else None
             if way == "auto" and row.get("times") and row.get("graphs"):
-                row["reached"] = row["whole"] and row["times"] >= EAGER.get(model, 3.0) and row["graphs"] >= GRAPH
+                row["reached"] = row["complete"] and row["times"] >= EAGER.get(model, 3.0) and row["graphs"] >= GRAPH
             yield row

@@ -81,7 +81,7 @@ def rows(
             one = whole(task, space, ps.Grid(budget=UNITS), deadline=deadline, sharing=way)
             ran.append(one)
             figures: Row = {"seconds": one.seconds, "rate": one.rate, "later": one.later(1), "memory": one.memory}
-            reached = one.whole and one.rate >= goal
+            reached = one.complete and one.rate >= goal
             return {**figures, "differs": differs(one, ran[0]), "reached": reached, "note": one.note}
 
         for way in ways:

@@ -88,7 +88,7 @@ class Whole:
         return [event for event in self.log if isinstance(event, Failed)]
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether every trial trained to its end, or to where its algorithm dropped it."""
         return self.ended == "done" and not any(event.final for event in self.failures)
 
