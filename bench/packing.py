@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import penstock as ps
 from bench import pack_figures, small, table4, unlike
 from bench.packed_models import MODELS
-from bench.whole import DEVICE, Clock, Row, reached, whole
+from bench.whole import DEVICE, Clock, Row, attempted, reached, whole
 
 COLUMNS = {  # of the table: the head, the format, the width and the unit of each figure
     "seconds": ("seconds", ".2f", 8, 1),
@@ -105,13 +105,17 @@ def rows(options: argparse.Namespace, clock: Clock) -> Iterator[Row]:
         yield from table4.rows(models, options.way or list(table4.WAYS), options.fraction, *common)
 
 
-def warm_up() -> float:
-    """The seconds of a process's first study, which imports what all studies need; no row is charged for it."""
-    began = time.perf_counter()
-    for sharing in ("solo", "fused"):
-        task = small.Small("depthwise", "fp32", 2 * small.BATCH)
-        whole(task, small.SPACE, ps.Random(budget=1), trials=2, deadline=60.0, sharing=sharing)
-    return time.perf_counter() - began
+def warm_up() -> str:
+    """A process's first studies import what all studies need: no row is charged for that, but it is said."""
+
+    def studies() -> Row:
+        began = time.perf_counter()
+        for sharing in ("solo", "fused"):
+            task = small.Small("depthwise", "fp32", 2 * small.BATCH)
+            whole(task, small.SPACE, ps.Random(budget=1), trials=2, deadline=60.0, sharing=sharing)
+        return {"note": f"took {time.perf_counter() - began:.1f} s"}
+
+    return str(attempted({}, studies)["note"])
 
 
 def whole_numbers(text: str) -> list[int]:
@@ -148,9 +152,7 @@ def main() -> None:
     warnings.simplefilter("ignore", ps.SoloWarning)
     table = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    table(
-        f"torch {torch.__version__}, {name}; the process's first studies took {warm_up():.1f} s\n{head(options.part)}"
-    )
+    table(f"torch {torch.__version__}, {name}; first studies: {warm_up()}\n{head(options.part)}")
     clock, found = Clock(options.seconds), list[Row]()
     for row in rows(options, clock):
         if DEVICE.type != "cuda" or options.tiny:
