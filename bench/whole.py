@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -63,16 +64,15 @@ class Whole:
             found[report.trial] += report.usage.steps
         return found
 
-    def step_seconds(self, unit: int) -> dict[int, float]:
-        """The seconds of a step of each trial after so many units, by the seconds that it is charged for."""
-        seconds, steps = defaultdict[int, float](float), Counter[int]()
+    def step_seconds(self, units: range) -> dict[int, float]:
+        """The seconds of a step of each trial, by the seconds that it is charged for: the median of these units."""
+        found = defaultdict[int, list[float]](list)
         for report in self.reports:
-            if report.unit > unit:
-                seconds[report.trial] += report.usage.device_seconds
-                steps[report.trial] += report.usage.steps
-        if steps.keys() != self.taken.keys():
-            raise RuntimeError(f"of {len(self.taken)} trials {len(steps)} came past unit {unit}: {self.note}")
-        return {trial: seconds[trial] / steps[trial] for trial in steps}
+            if report.unit in units:
+                found[report.trial].append(report.usage.device_seconds / report.usage.steps)
+        if found.keys() != self.taken.keys():
+            raise RuntimeError(f"{len(found)} of {len(self.taken)} trials reported units {[*units]}: {self.note}")
+        return {trial: median(seconds) for trial, seconds in found.items()}
 
     def curves(self, metric: str = "loss") -> dict[tuple[int, int], float]:
         """The metric of each trial after each of its units."""
