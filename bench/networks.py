@@ -305,9 +305,18 @@ class Network:
 
     profiled = False  # whether to print the kernels that its steps spend their time on
 
-    def __init__(self, name: str, device: torch.device, batch_size: int | None, seconds: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        batch_size: int | None,
+        seconds: float,
+        task: tuple[ps.Task, Config] | None = None,
+    ) -> None:
         self.name, self.device, self.seconds = name, device, seconds
-        self.task, self.config = TASKS[name]
+        self.task: ps.Task
+        self.config: Config
+        self.task, self.config = task or TASKS[name]
         self.batch_size = batch_size or self.task.batch_size
         self.precisions = ("fp32",) if name == "mlp512" else ("fp32", "bf16")
         self.convolutional = any(isinstance(module, nn.Conv2d) for module in self.model("meta").modules())
