@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._library.custom_ops import CustomOpDef
 
 from penstock.training.fused.optimizers import hooked_step
 
@@ -30,6 +31,14 @@ def uncompiled() -> Iterator[None]:
         for method in marked:
             if vars(method).get("__dynamo_disable") is method:
                 del method.__dynamo_disable
+
+
+def operator(made: CustomOpDef) -> CustomOpDef:
+    """A custom operator of ours whose first call does not import the compiler: there is nothing in it to compile."""
+    for kernel in made._backend_fns.values():
+        if (written := getattr(kernel, "__wrapped__", None)) is not None:
+            written.__dynamo_disable = written  # as if it were marked already
+    return made
 
 
 def _marked() -> list[Any]:

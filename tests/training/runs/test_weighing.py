@@ -93,6 +93,21 @@ def test_what_was_timed_holds_on_when_a_part_leaves_and_of_a_newcomer_only_its_o
     assert weighing.sigmas == {2: pytest.approx(2), 3: pytest.approx(3)}
 
 
+def test_a_window_in_which_something_came_between_two_steps_is_begun_anew(monkeypatch):
+    runs, left = [Clocked(0.001), Clocked(0.001)], [2]
+
+    def seconds(active):
+        if active == runs[:1] and runs[0].steps % STEPS == 5 and left[0]:
+            left[0] -= 1
+            runs[0].interrupted += 1
+            return 1.0  # the end of a unit
+        return at_once(active)
+
+    weighing, _ = weigh(monkeypatch, runs, seconds)
+    assert not left[0]
+    assert weighing.sigmas == {2: pytest.approx(2)}
+
+
 def test_a_window_has_few_steps_and_a_run_that_settles_is_not_timed(monkeypatch):
     runs = [Clocked(0.001), Clocked(0.001)]
     runs[1].fast = False

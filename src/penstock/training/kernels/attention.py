@@ -17,6 +17,7 @@ from torch import Tensor
 
 from penstock.training.kernels.choice import runs
 from penstock.training.kernels.tuning import Blocks, about, tuned
+from penstock.training.uncompiled import operator
 
 LONGEST, LARGEST = 256, 8192  # keys, and keys times width: registers hold no more gradients
 LOG2E = math.log2(math.e)  # the kernels, like the hardware, use powers and logarithms of 2
@@ -258,6 +259,7 @@ def _chosen(name: str, offered: list[tuple[int, Blocks]], q: Tensor, k: Tensor, 
     return tuned(shape, lambda: candidates(offered, max(queries, keys), width), launch)
 
 
+@operator
 @torch.library.custom_op(
     "penstock::attention",
     mutates_args=(),
@@ -284,6 +286,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tens
     return _empty(q), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
+@operator
 @torch.library.custom_op(
     "penstock::attention_back",
     mutates_args=(),

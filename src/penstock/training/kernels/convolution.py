@@ -24,6 +24,7 @@ from penstock.training.kernels.choice import exact, runs, splits
 from penstock.training.kernels.geometry import Geometry, axis, sides
 from penstock.training.kernels.patches import add_product, cut, load_patches, places_made, spread
 from penstock.training.kernels.tuning import Blocks, about, tuned
+from penstock.training.uncompiled import operator
 
 
 @triton.jit
@@ -130,6 +131,7 @@ def candidates(geometry: Geometry, channels: int, made: int, split: bool) -> lis
     return [*offered, *apart(channels, made)]
 
 
+@operator
 @torch.library.custom_op(
     "penstock::convolve",
     mutates_args=(),

@@ -24,6 +24,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 from penstock.training.kernels.choice import runs
 from penstock.training.kernels.geometry import Geometry
 from penstock.training.kernels.tuning import Blocks, about, tuned
+from penstock.training.uncompiled import operator
 
 THREADS = 128  # of a program
 CHANNELS = 64  # of a program at most: fewer than threads, or threads would read filters one by one and exchange them
@@ -85,12 +86,14 @@ def _options(x: torch.Tensor, geometry: Geometry) -> Any:
     return geometry.stride, geometry.padding, geometry.dilation, x.shape[0] * x.shape[-1]
 
 
+@operator
 @torch.library.custom_op("penstock::depthwise", mutates_args=())
 def depthwise_op(x: torch.Tensor, w: torch.Tensor, geometry: list[int]) -> torch.Tensor:
     made = _convolved if _runs(x, geometry) else depthwise_twin
     return made(x, w, Geometry.from_flat(geometry))
 
 
+@operator
 @torch.library.custom_op("penstock::depthwise_input_gradient", mutates_args=())
 def input_gradient_op(g: torch.Tensor, w: torch.Tensor, geometry: list[int]) -> torch.Tensor:
     if _runs(g, geometry):
@@ -98,6 +101,7 @@ def input_gradient_op(g: torch.Tensor, w: torch.Tensor, geometry: list[int]) -> 
     return input_gradient_twin(g, w, Geometry.from_flat(geometry))
 
 
+@operator
 @torch.library.custom_op("penstock::depthwise_weight_gradient", mutates_args=())
 def weight_gradient_op(x: torch.Tensor, g: torch.Tensor, geometry: list[int]) -> torch.Tensor:
     made = _weighed if _runs(x, geometry) else weight_gradient_twin

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from penstock.training.kernels.choice import runs
 from penstock.training.kernels.tuning import Blocks, about, tuned
+from penstock.training.uncompiled import operator
 
 # PROGRAMS sum blocks of ELEMENTS, UNROLL of them at a time.
 SUMMING = [
@@ -128,6 +129,7 @@ def shape(kernel: str, y: torch.Tensor) -> tuple[str | int | torch.dtype, ...]:
     return kernel, y.dtype, y[0].numel(), y.shape[-1], about(len(y))
 
 
+@operator
 @torch.library.custom_op("penstock::moments", mutates_args=(), schema="(Tensor y) -> Tensor")
 def moments(y: torch.Tensor) -> torch.Tensor:
     """The mean and variance of each trial's channels, [2, trials, channels]."""

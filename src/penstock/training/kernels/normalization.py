@@ -18,6 +18,7 @@ import triton.language as tl
 from penstock.training.kernels.choice import runs
 from penstock.training.kernels.moments import SUMMING, moments, parts, shape, total, whole
 from penstock.training.kernels.tuning import Blocks, tuned
+from penstock.training.uncompiled import operator
 
 ACTIVATIONS = {"relu": 1, "relu6": 2}
 PASSING = [Blocks(ELEMENTS=elements, num_warps=warps) for elements, warps in ((2048, 4), (4096, 4), (4096, 8))]
@@ -127,6 +128,7 @@ def _in_rows(*values: torch.Tensor) -> Any:
     return mean.contiguous(), scale.contiguous(), bias, bias.stride(0), *(other.contiguous() for other in others)
 
 
+@operator
 @torch.library.custom_op(
     "penstock::normalize",
     mutates_args=(),
@@ -161,6 +163,7 @@ def _(y: torch.Tensor, *others: Any) -> torch.Tensor:
     return y.new_empty(y.shape)
 
 
+@operator
 @torch.library.custom_op(
     "penstock::reduce",
     mutates_args=(),
@@ -204,6 +207,7 @@ def _(d: Any, y: torch.Tensor, made: Any, mean: Any, scale: Any, bias: Any, act:
     return y.new_empty(2, len(y), y.shape[-1], dtype=wide), y.new_empty(kept)
 
 
+@operator
 @torch.library.custom_op(
     "penstock::spread",
     mutates_args=(),

@@ -18,6 +18,7 @@ from penstock.training.kernels.convolution import convolve, for_each, patches_tw
 from penstock.training.kernels.geometry import Geometry, axis, sides
 from penstock.training.kernels.patches import add_product, collect, cut, load_patches, places_made
 from penstock.training.kernels.tuning import Blocks, about, tuned
+from penstock.training.uncompiled import operator
 
 
 @triton.jit
@@ -92,6 +93,7 @@ def candidates(geometry: Geometry, channels: int, made: int, trials: int, split:
     return [*offered, *apart(channels, made)]
 
 
+@operator
 @torch.library.custom_op("penstock::weigh", mutates_args=(), schema="(Tensor x, Tensor g, int[] geometry) -> Tensor")
 def weigh(x: torch.Tensor, g: torch.Tensor, geometry: list[int]) -> torch.Tensor:
     """The gradient of the weights, [trials, taps, channels, outputs], in float32; it lies as the parameter does."""

@@ -27,6 +27,7 @@ class Run(ABC):
     def __init__(self, worker: Worker, bundle: Bundle) -> None:
         self.worker, self.bundle = worker, bundle
         self.steps = 0  # that its trials have taken here in all, with those that are enqueued
+        self.interrupted = 0  # how often something came between two steps, such as the end of a unit
 
     @abstractmethod
     def declare(self, bundle: Bundle) -> bool:

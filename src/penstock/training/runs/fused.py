@@ -112,6 +112,8 @@ class FusedRun(Run):
                 yield from self._take_out_failed()
                 ended = self._in_order(fused.take_ended())
                 self.steps += max(1, count) * len(self.members)
+                if ended or met or (not count and self.launches):
+                    self.interrupted += 1
                 self._pace(began, max(1, count), bool(ended))
                 rows = (yield from self._evaluate(ended)) if ended else []
                 worker.account.charge([member.entry for member in self.members], time.perf_counter() - began)

@@ -13,6 +13,7 @@ from penstock.speed.packing import JOINS, how_many, throughput
 from penstock.training.runs.base import Run
 
 STEPS, SECONDS = 20, 0.2  # of a window: it ends when each of its parts has taken so many steps, or so long
+TRIES = 5  # times that a window is begun anew because something came between two steps
 SETTLING = 3.0  # seconds after which parts are timed although their steps may yet become faster
 
 
@@ -26,6 +27,8 @@ class Weighing:
         self._began: float | None = None  # of the window; None while its runs settle
         self._first = time.perf_counter()  # when the runs began to settle
         self._window: list[tuple[Run, int]] = []  # its runs, with the steps that each had taken before
+        self._interrupted = 0  # how often its runs had been interrupted before
+        self._tries = 0  # of the window
 
     def join(self, run: Run) -> None:
         """Weigh one more run, after the others."""
@@ -74,7 +77,11 @@ class Weighing:
             return
         for run in self.active:
             run.drain()
-        self._end(time.perf_counter() - self._began, taken)
+        self._tries += 1
+        if sum(run.interrupted for run, _ in self._window) > self._interrupted and self._tries < TRIES:
+            self._began, self._window = None, []
+        else:
+            self._end(time.perf_counter() - self._began, taken)
         if not self.done:
             self._begin()
 
@@ -86,6 +93,7 @@ class Weighing:
             run.drain()
         alone = next(([run] for run in self.runs if run not in self._alone), None)
         chosen = alone or self.runs[: 2 + len(self.sigmas)]
+        self._interrupted = sum(run.interrupted for run in chosen)
         self._began, self._window = time.perf_counter(), [(run, run.steps) for run in chosen]
 
     def _end(self, seconds: float, taken: Sequence[int]) -> None:
@@ -94,4 +102,4 @@ class Weighing:
             self._alone.update(each)
         else:
             self.sigmas[len(each)] = throughput([self._alone[run] for run in each], list(each.values()))
-        self._began, self._window = None, []
+        self._began, self._window, self._tries = None, [], 0
