@@ -125,6 +125,7 @@ class PackedRun(Run):
         return Measured("pack", self.worker.device, "packing", found.sigmas, found.size, reason(found.sigmas), "packed")
 
     def events(self) -> Events:
+        self.worker.train_beside(lambda: [one for part in self._parts.values() for one in part.run.reading])
         try:
             while self._parts:
                 yield self._advance(self._next())
@@ -136,6 +137,7 @@ class PackedRun(Run):
                         yield self._weighed()
         finally:
             self.worker.account.charge_by(None)
+            self.worker.train_beside(tuple)
             for part in self._parts.values():
                 part.events.close()
 

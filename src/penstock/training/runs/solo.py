@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,10 @@ class SoloRun(OneTrial):
     @property
     def steps(self) -> int:
         return 0 if self._training is None else self._training.step
+
+    @property
+    def reading(self) -> Sequence[Trainable]:
+        return () if self._training is None else (self._training,)
 
     @property
     def settled(self) -> bool:
