@@ -88,6 +88,11 @@ class Worker:
     def idle(self) -> bool:
         return self._events is None and not self._unsaid
 
+    @property
+    def training(self) -> Run | None:
+        """The run of the bundle that trains now."""
+        return self._run
+
     def place(self, bundle: Bundle) -> None:
         """Take a bundle, or change the one there is at the next step boundary."""
         if self._next is not None:  # that bundle came while another was leaving, and goes before it began

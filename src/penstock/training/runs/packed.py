@@ -8,7 +8,7 @@ Elsewhere the parts take turns, each for as many seconds of the device as the ot
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -98,6 +98,23 @@ class PackedRun(Run):
     def over(self) -> bool:
         return not self._parts
 
+    @property
+    def runs(self) -> Mapping[str, Run]:
+        """The runs of its parts, by name."""
+        return {name: part.run for name, part in self._parts.items()}
+
+    @property
+    def steps(self) -> int:
+        return sum(run.steps for run in self.runs.values())
+
+    @property
+    def settled(self) -> bool:
+        return all(run.settled for run in self.runs.values())
+
+    def wait(self) -> None:
+        for run in self.runs.values():
+            run.wait()
+
     def declare(self, bundle: Bundle) -> bool:
         ours = bundle.name == self.bundle.name or not bundle.placements
         wanted = {part.name: part for part in bundle.parts} if ours else {}
@@ -116,7 +133,7 @@ class PackedRun(Run):
 
     def _weigh(self) -> None:
         """Time the parts, alone and together; begun anew whenever parts come or go."""
-        self._weighing = Weighing([part.run for part in self._parts.values()]) if len(self._parts) > 1 else None
+        self._weighing = Weighing([*self.runs.values()]) if len(self._parts) > 1 else None
 
     def _weighed(self) -> Measured:
         """Tell what was found; the engine takes the parts out that gain too little."""

@@ -24,7 +24,7 @@ class Weighing:
         self._alone: dict[int, float] = {}  # seconds of a step, by the run's place
         self._began: float | None = None  # of the window; None while its runs settle
         self._first = time.perf_counter()  # when its runs began to settle
-        self._steps: list[int] = []
+        self._steps = [run.steps for run in self.active]
 
     @property
     def done(self) -> bool:
@@ -52,15 +52,19 @@ class Weighing:
         """Begin or end a window where it is time; to be called between two turns."""
         now = time.perf_counter()
         if self._began is None:
-            if all(run.settled for run in self.active) or now - self._first > SETTLING:
+            begun = all(run.settled for run in self.active) and min(self._taken()) > 0  # a first step is slow
+            if begun or now - self._first > SETTLING:
                 self._begin()
             return
-        taken = [run.steps - before for run, before in zip(self.active, self._steps, strict=True)]
+        taken = self._taken()
         if min(taken) < 1 or (min(taken) < STEPS and now - self._began < SECONDS):
             return
         for run in self.active:
             run.wait()
         self._end(time.perf_counter() - self._began, taken)
+
+    def _taken(self) -> list[int]:
+        return [run.steps - before for run, before in zip(self.active, self._steps, strict=True)]
 
     def _begin(self) -> None:
         for run in self.active:
@@ -74,3 +78,5 @@ class Weighing:
         else:
             self.sigmas[len(active)] = throughput([self._alone[i] for i in range(len(active))], each)
         self._began, self._first = None, time.perf_counter()
+        if not self.done:
+            self._steps = [run.steps for run in self.active]
