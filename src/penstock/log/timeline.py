@@ -75,7 +75,7 @@ def timeline(events: Iterable[Event]) -> list[Row]:
 
     >>> asked = Asked(0, {}, budget=2, group="g")
     >>> timeline([asked, Placed(0, 1, ("gpu 0",), "solo", None, 1.0), Ended("deadline", 4.0)])
-    [Row(device='gpu 0', trial=0, start=1.0, end=4.0, share=1.0, mode='solo')]
+    [Row(device='gpu 0', trial=0, start=1.0, end=4.0, share=1.0, mode='solo', bundle='')]
     """
     stays: list[_Stay] = []
     there: dict[int, _Stay] = {}
