@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.networks import Batch, Network
-from penstock.training.data import Data, Source
+from penstock.training.data import Data
 from penstock.training.fused.bundle import Fused
 from penstock.training.fused.recipe import Recipe
 from penstock.training.loop import Training
+from penstock.training.sources import Source
 
 Step = Callable[[Batch], Tensor]  # trains every trial on a batch; gives the losses before the update
 

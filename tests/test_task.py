@@ -144,6 +144,10 @@ class Leaves(Blobs):
         self._leave(config, "data")
         return super().data(config)
 
+    def features(self, config):
+        self._leave(config, "features")
+        return super().features(config)
+
     def model(self, config):
         self._leave(config, "model")
         return super().model(config)

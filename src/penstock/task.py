@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-METHODS = ("data", "model", "optimizer", "scheduler", "loss", "metrics")
+METHODS = ("data", "features", "model", "optimizer", "scheduler", "loss", "metrics")
 OWN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")  # DataLoader arguments not to give
 
 
@@ -62,6 +62,18 @@ class Task:
     def data(self, config: Config) -> tuple[Any, Any]:
         """Training and validation data: each a tuple or a dict of tensors, or a map-style dataset."""
         raise TaskError(f"{type(self).__name__} must define data(self, config): return (training, validation) data.")
+
+    def features(self, config: Config) -> nn.Module | None:
+        """A frozen module, or None for none.
+
+        ``loss`` and ``metrics`` get its outputs in place of a batch's first input. It computes each sample once for all
+        trials whose module has the same values. It runs in evaluation, without gradients. Its parameters must not
+        require any, and a sample's output must not depend on the rest of its batch.
+
+        >>> Task().features({}) is None
+        True
+        """
+        return None
 
     def model(self, config: Config) -> nn.Module:
         """One plain module, made anew for each trial."""

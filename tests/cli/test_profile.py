@@ -153,7 +153,7 @@ def test_a_task_that_fails_is_one_message() -> None:
     ("code", "options", "said"),
     [
         (FUNCTION, (), "train is a function, which has a loop of its own"),
-        (TASK, ("--workers", "1"), "got --workers 1: leave it out for all, or give 2 or more"),
+        (TASK, ("--workers", "1", "--on", "ray"), "got --workers 1: use --on local to profile one"),
         (TASK, ("--on", "simulated"), "--on must be local, ray or ray://host:port"),
         ("study = 3", (), "its `study` is of type int"),
     ],
@@ -165,26 +165,63 @@ def test_what_cannot_be_profiled(code: str, options: tuple[str, ...], said: str)
     assert not Path(".penstock").exists()
 
 
-@pytest.mark.parametrize(
-    ("device", "said"),
-    [("cpu", r"one core: use --workers N, .* or --on ray"), ("H200", r"one H200: use another machine or --on ray")],
+WIDE = (
+    TASK.replace("nn.Linear(1, 1)", "nn.Sequential(nn.Linear(1, 1 + (w := config['wide'])), nn.Linear(1 + w, 1))")
+    .replace('{"lr"', '{"wide": ps.choice([True, False]), "lr"')
+    .replace("trials=4", "trials=6")
+    .replace('print("training", flush=True)', "pass")
 )
-def test_on_one_device_it_says_what_to_do(device: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.executors.local.find_devices", lambda: [Device("cpu", device, 2**30)])
+
+
+def test_on_one_device_it_says_what_each_way_of_sharing_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    code = TASK.replace(
-        "nn.Linear(1, 1)", "nn.Sequential(nn.Linear(1, 1 + (w := config['wide'])), nn.Linear(1 + w, 1))"
+    lines = [line for line in profile(file(WIDE)).stdout.splitlines() if line.strip() not in ("", "training")]
+    assert lines[0] == "Line on cpu, one device"
+    assert re.fullmatch(r"mode +trials +ms a step +model steps a second +memory +σ +IMPV", lines[1])
+    assert re.match(r"solo, in turn +2 +\S+ +\S+ *$", lines[3])
+    assert re.match(r"fused, in turn +6 +\S+ +\S+ +\d\.\d\d +-?\d+%", lines[4])
+    assert re.match(r"packed +\d +\S+ +\S+ +\d\.\d\d +-?\d+%", lines[5])
+    assert re.match(
+        r'(No pack pays|Packs of 2 bundles pay): 2 bundles together train .* "auto" packs nothing', lines[6]
     )
-    code = code.replace('{"lr"', '{"wide": ps.choice([True, False]), "lr"').replace("trials=4", "trials=8")
-    result = profile(file(code), code=2)
-    assert re.search(said, result.stderr)
-    lines = [line for line in result.stdout.splitlines() if line.strip() not in ("", "training")]
-    wide = sum(load(Path("tuned.py")).space.draw(7, number)["wide"] for number in range(8))
-    assert lines[0] == "Of 8 configs, 8 can be fused with others, in 2 groups:"
-    assert sorted(int(line.split()[0]) for line in lines[1:]) == sorted([wide, 8 - wide])
-    reasons = [line.split(": ", 1)[1] for line in lines[1:] if ": " in line]
+    assert re.fullmatch(r"A change from trial to trial takes \S+ ms\.", lines[7])
+    assert lines[8].startswith("Kept in .penstock/profiles.jsonl")
+    assert lines[9] == "Of 6 configs, 6 can be fused with others, in 2 groups:"
+    reasons = [line.split(": ", 1)[1] for line in lines[10:] if ": " in line]
     assert len(reasons) == 1
     assert re.fullmatch(r"0\.out_features is [12] in one trial and [12] in another", reasons[0])
+    (one,) = kept()
+    assert (one.kind, one.signature, sorted(one.table)) == ("packing", "pack", [2])
+    assert [path.name for path in Path(".penstock").iterdir()] == ["profiles.jsonl"]
+
+
+def test_with_json_the_ways_of_sharing_are_one_object_and_the_papers_measures_follow_from_it() -> None:
+    said = answer(file(WIDE), "--workers", 1)
+    solo, fused, packed = said["rows"]
+    assert [row["mode"] for row in said["rows"]] == ["solo, in turn", "fused, in turn", "packed"]
+    assert solo["steps_per_second"] == pytest.approx(1 / solo["seconds"])
+    assert packed["steps_per_second"] == pytest.approx(packed["trials"] / packed["seconds"])
+    for row in (fused, packed):
+        assert row["improvement"] == pytest.approx(1 - 1 / row["sigma"])
+    assert (solo["sigma"], solo["improvement"], said["cpu"]) == (None, None, True)
+    assert said["sigmas"].keys() == {"2"}
+    assert said["pays"] == (2 if said["sigmas"]["2"] >= 1.05 else 1)
+    assert sum(one["configs"] for one in said["groups"]) == sum(said["bundles"]) == 6
+
+
+def test_one_signature_that_trains_as_one_bundle_leaves_nothing_to_pack() -> None:
+    said = answer(file(TASK.replace('print("training", flush=True)', "pass")), "--workers", 1)
+    assert [row["mode"] for row in said["rows"]] == ["solo, in turn", "fused, in turn"]
+    assert (said["sigmas"], said["pays"], said["kept"]) == ({}, 1, None)
+    assert "nothing to pack" in said["reason"]
+
+
+def test_a_trial_that_fails_on_one_device_is_one_message() -> None:
+    code = TASK.replace("return ((model", "raise ValueError('no such loss'); return ((model")
+    result = profile(file(code), "--workers", 1, code=1)
+    assert "The trial failed with {'lr'" in result.stderr
+    assert "ValueError: no such loss" in result.stderr
+    assert not Path(".penstock").exists()
 
 
 def test_all_devices_unless_told_and_on_a_cpu_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

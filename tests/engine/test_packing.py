@@ -1,14 +1,19 @@
 """Packs of a whole study: forced, chosen by measurement, refused, resumed, and retried apart after a death."""
 
+import io
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 from torch import nn
 
 import penstock as ps
 from penstock.log.events import Measured, Placed
-from penstock.log.timeline import timeline
+from penstock.log.timeline import packs, timeline
+from penstock.report.summary import device_facts, history_of, study_facts
+from penstock.report.tables import study_summary
 from tests.studies import log, studies
 from tests.tasks import Blobs, trivial
 
@@ -22,6 +27,12 @@ class Widths(Blobs):
 
 SPACE = {"lr": ps.loguniform(1e-2, 1), "width": ps.choice([3, 5, 8]), "batch_size": ps.choice([16, 30])}
 study = studies(Widths, SPACE, trials=8, algorithm=ps.Random(budget=2, concurrency=8))
+
+
+def _shown(facts):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(study_summary(facts))
+    return console.export_text()
 
 
 def modes(name="s"):
@@ -39,6 +50,9 @@ def test_packed_trials_find_what_they_find_alone():
     for one, other in zip(curves(packed), curves(alone), strict=True):
         assert one == pytest.approx(other, rel=1e-3)
     rows = timeline(log("packed"))
+    assert sorted(trial for bundle in packs(rows)["cpu"] for trial in bundle) == list(range(8))
+    facts = {**study_facts(where := Path(".penstock") / "packed", history_of(where)), **device_facts(where)}
+    assert "bundles at once on cpu: trials " in _shown(facts)
     assert min(row.end for row in rows) > max(row.start for row in rows), "all were on the device at once"
 
 

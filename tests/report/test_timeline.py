@@ -115,6 +115,18 @@ def test_a_fused_trial_that_is_alone_has_the_whole_lane_whatever_its_share():
     assert bottom - top < 30, "a lane is not made high for a share that no trial is drawn with"
 
 
+def test_each_bundle_of_a_pack_has_a_lane_within_that_of_its_device():
+    first = Row("a", 0, 0.0, 10.0, 1.0, "solo", "bundle 1")
+    fused = [Row("a", trial, 5.0, 10.0, 0.2, "packed", "bundle 2") for trial in (1, 2)]
+    bars = lanes(parsed([first, *fused], there("a")))["a"].iter(f"{SVG}rect")
+    boxes = sorted(tuple(float(bar.get(name)) for name in ("x", "y", "height")) for bar in bars)
+    (_, top, height), *packed = boxes
+    assert [round(box[2] / height, 1) for box in packed] == [0.2, 0.2, 0.5]
+    (_, above, one), (_, below, other), (_, alone, _) = packed
+    assert top < above < above + one <= below
+    assert below + other < alone - 0.5, "a gap between bundles"
+
+
 def test_a_picture_of_many_fused_trials_is_not_too_large():
     rows = [Row("a", i, i % 97, i % 97 + 500.0 - i % 89, 1 / 512, "fused") for i in range(2000)]
     assert len(draw(rows, devices=there("a", until=600.0), until=600.0)) < 10_000_000

@@ -6,8 +6,9 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 import penstock as ps
-from penstock.training.data import DataCache, DatasetSource, TensorSource
+from penstock.training.data import DataCache
 from penstock.training.reads import ReadConfig
+from penstock.training.sources import DatasetSource, TensorSource
 from tests.tasks import Augmented, Blobs, Rows, blobs
 
 CPU = torch.device("cpu")
@@ -91,7 +92,7 @@ def test_an_epoch_is_gathered_once_and_again_only_where_a_task_changed_it():
 
 def test_large_data_is_gathered_in_pieces_and_not_kept(monkeypatch):
     whole = list(source(blobs()).batches(2, 0, 16))
-    monkeypatch.setattr("penstock.training.data.GATHERED", 1500)
+    monkeypatch.setattr("penstock.training.sources.GATHERED", 1500)
     train = source(blobs())
     pieces = list(train.batches(2, 0, 16))
     assert all(torch.equal(a[0], b[0]) for a, b in zip(pieces, whole, strict=True))
@@ -99,11 +100,11 @@ def test_large_data_is_gathered_in_pieces_and_not_kept(monkeypatch):
 
 
 def test_what_is_kept_is_bounded(monkeypatch):
-    monkeypatch.setattr("penstock.training.data.KEPT", 10_000)
+    monkeypatch.setattr("penstock.training.sources.KEPT", 10_000)
     train = source(blobs())
     for epoch in range(9):
         list(train.batches(epoch, 0, 16))
-    assert [epoch for epoch, _ in train._kept] == [7, 8]
+    assert [epoch for epoch, *_ in train._kept] == [7, 8]
 
 
 def test_metrics_that_change_their_batch_are_refused():

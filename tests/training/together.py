@@ -6,10 +6,11 @@ from itertools import islice
 
 import torch
 
-from penstock.training.data import DataCache, Source
+from penstock.training.data import DataCache
 from penstock.training.fused.bundle import Fused
 from penstock.training.fused.recipe import Recipe
 from penstock.training.loop import Training
+from penstock.training.sources import Source
 
 CPU = torch.device("cpu")
 

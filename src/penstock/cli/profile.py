@@ -40,10 +40,6 @@ NAME = "profile"  # of the study that the executor knows
 TOO_GOOD = 1.2  # a speedup above this × the number of devices is more than caches can explain
 
 
-class OneDevice(StudyError):
-    """There is one device, on which nothing but the groups of a study can be told."""
-
-
 def count_workers(study: Study, on: str, workers: int | None) -> int | None:
     """How many workers are to be started, None for all of a cluster; a StudyError where nothing can be profiled."""
     name = task_name(study.task)
@@ -55,21 +51,14 @@ def count_workers(study: Study, on: str, workers: int | None) -> int | None:
         raise StudyError(f"{name} has shards = {shards(study.task)}: its trials have no other number of devices.")
     if on != "local" and not is_ray(on):
         raise StudyError(f"--on must be local, ray or ray://host:port, where devices can be measured, got {on!r}.")
-    if workers == 1:
-        raise StudyError("Expected several devices, got --workers 1: leave it out for all, or give 2 or more.")
+    if workers == 1 and on != "local":
+        raise StudyError("Expected several devices of the cluster, got --workers 1: use --on local to profile one.")
     if on != "local" or workers is not None:
         return workers
     from penstock.executors.local import find_devices
 
     found = find_devices()
-    cpu = found[0].type == "cpu"
-    count = len(os.sched_getaffinity(0)) if cpu else len(found)
-    if count == 1:
-        what = (
-            "core: use --workers N, so that N processes share it," if cpu else f"{found[0].type}: use another machine"
-        )
-        raise OneDevice(f"Expected several devices, and this machine has one {what} or --on ray for a cluster's.")
-    return count
+    return len(os.sched_getaffinity(0)) if found[0].type == "cpu" else len(found)
 
 
 def profile(study: Study, on: str, workers: int | None) -> Scaling:
@@ -83,16 +72,6 @@ def profile(study: Study, on: str, workers: int | None) -> Scaling:
         executor = study._executor(how, States.of(Path(scratch) / "states"), NAME)
         try:
             return replace(_profile(study, executor, config), groups=tuple(_groups(study, executor)))
-        finally:
-            executor.close()
-
-
-def groups(study: Study) -> list[Group]:
-    """The groups of configs that can be fused, found on this machine's one device."""
-    with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as scratch:
-        executor = study._executor(RunSettings("local", 1), States.of(Path(scratch) / "states"), NAME)
-        try:
-            return _groups(study, executor)
         finally:
             executor.close()
 

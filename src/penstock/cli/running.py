@@ -43,7 +43,6 @@ from penstock.cli.options import (
 )
 from penstock.errors import StudyError
 from penstock.executors.ray.cluster import is_ray
-from penstock.report.format import visible
 
 if TYPE_CHECKING:
     from penstock.executors.simulated.settings import Simulated
@@ -139,35 +138,39 @@ def profile(
     dir: OwnDir = None,
     json: Json = False,
 ) -> None:
-    """Measure the speed of one trial of a file's study on 1, 2, 4, … devices, and say which trials can be fused."""
-    from penstock.cli.profile import OneDevice, count_workers, groups, profile
-    from penstock.report import scaling, summary, tables
+    """Measure the speed of a file's study: of one trial on 1, 2, 4, … devices, or of trials that share one device.
+
+    It says which trials can be fused, too.
+    """
+    from penstock.cli.profile import count_workers, profile
+    from penstock.report import scaling, sharing, summary, tables
     from penstock.report.groups import Group, said
 
     with apart(json):
         with refused(BAD_USAGE):
             study = load(file)
             study = study if dir is None else study.replace(dir=dir)
-            try:
-                workers = count_workers(study, on, workers)
-            except OneDevice:
-                if not json:
-                    typer.echo(visible(said(groups(study))))
-                raise
+            workers = count_workers(study, on, workers)
+        alone, how = workers == 1, "alone, fused and packed" if workers == 1 else "on 1, 2, 4, … devices"
         if not json:
-            typer.echo("Training one trial for a few steps on 1, 2, 4, … devices.", err=True)
+            typer.echo(f"Training for a few steps {how}.", err=True)
         with refused(FAILED):
-            facts = scaling.scaling_facts(profile(study, on, workers))
+            if alone:
+                from penstock.cli.sharing import profile_one
+
+                facts = sharing.sharing_facts(profile_one(study))
+            else:
+                facts = scaling.scaling_facts(profile(study, on, workers))
     if json:
         typer.echo(summary.to_json(facts))
         return
     console = tables.console()
-    console.print(scaling.what(facts), soft_wrap=True)
+    console.print(sharing.what(facts) if alone else scaling.what(facts), soft_wrap=True)
     if facts["rows"]:
         console.print()
-        console.print(scaling.scaling_table(facts))
+        console.print(sharing.sharing_table(facts) if alone else scaling.scaling_table(facts))
         console.print()
-    console.print(scaling.verdict(facts), soft_wrap=True)
+    console.print(sharing.verdict(facts) if alone else scaling.verdict(facts), soft_wrap=True)
     console.print()
     console.print(said([Group(**one) for one in facts["groups"]]), soft_wrap=True, markup=False, highlight=False)
 

@@ -349,9 +349,9 @@ class Placing:
             return False
         if lost is not None:
             self.keeper.tell(record, lost, begins.said)
-        self.log(
-            events.Placed(one.trial, attempt, place.devices, place.mode, state, self.clock(), one.share, record.variant)
-        )
+        name = (part or place).name
+        where = (place.devices, place.mode, state, self.clock(), one.share, record.variant, name)
+        self.log(events.Placed(one.trial, attempt, *where))
         inherited = bool(legs) or (state is not None and state == record.start)
         since = None if part is not None else self.history.turns.since(one.trial)
         placement = Placement(

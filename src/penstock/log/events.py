@@ -90,7 +90,7 @@ class Wrote:
 
 @dataclass(frozen=True)
 class Placed:
-    """A trial was given devices; each placement is a new attempt."""
+    """A trial was given devices, in a bundle or in a part of a pack; each placement is a new attempt."""
 
     trial: int
     attempt: int
@@ -100,6 +100,7 @@ class Placed:
     clock: float
     share: float = 1.0
     variant: str = ""
+    bundle: str = ""
 
 
 @dataclass(frozen=True)

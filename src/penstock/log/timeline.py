@@ -16,6 +16,7 @@ class Row:
     """A trial's stay on one device; a trial that spans several devices has a row for each.
 
     ``share`` is the share logged at the placement: below 1 a part of the device, above 1 the number of devices.
+    ``bundle`` is the name of its bundle, or of its part of a pack.
     """
 
     device: str
@@ -24,6 +25,7 @@ class Row:
     end: float
     share: float
     mode: str
+    bundle: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def timeline(events: Iterable[Event]) -> list[Row]:
 
     >>> asked = Asked(0, {}, budget=2, group="g")
     >>> timeline([asked, Placed(0, 1, ("gpu 0",), "solo", None, 1.0), Ended("deadline", 4.0)])
-    [Row(device='gpu 0', trial=0, start=1.0, end=4.0, share=1.0, mode='solo')]
+    [Row(device='gpu 0', trial=0, start=1.0, end=4.0, share=1.0, mode='solo', bundle='')]
     """
     stays: list[_Stay] = []
     there: dict[int, _Stay] = {}
@@ -113,10 +115,29 @@ def timeline(events: Iterable[Event]) -> list[Row]:
             there.clear()
     _leave(there, now)
     return [
-        Row(device, stay.placed.trial, stay.placed.clock, stay.end, stay.placed.share, stay.placed.mode)
+        Row(device, placed.trial, placed.clock, stay.end, placed.share, placed.mode, placed.bundle)
         for stay in stays
-        for device in stay.placed.devices
+        for placed in (stay.placed,)
+        for device in placed.devices
     ]
+
+
+def packs(rows: Iterable[Row]) -> dict[str, list[list[int]]]:
+    """The largest pack of each device that had one: the trials of each of its bundles.
+
+    >>> packs([Row("gpu 0", n, 0.0, 1.0, 1.0, "packed", f"bundle {n // 2}") for n in range(3)])
+    {'gpu 0': [[0, 1], [2]]}
+    """
+    found: dict[str, list[list[int]]] = {}
+    there: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.start):
+        beside = there[row.device] = [one for one in there.get(row.device, ()) if one.end > row.start] + [row]
+        parts: dict[str, list[int]] = {}
+        for one in beside:
+            parts.setdefault(one.bundle, []).append(one.trial)
+        if row.mode == "packed" and len(parts) > max(1, len(found.get(row.device, ()))):
+            found[row.device] = list(parts.values())
+    return found
 
 
 def available(events: Iterable[Event]) -> dict[str, list[Span]]:

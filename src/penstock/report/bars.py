@@ -16,7 +16,8 @@ from penstock.report.format import clock
 BARS = 16_000  # the most stays that have a bar each: more bars would make the file large, and be too narrow to see
 HALF = 0.5  # pixels: a bar narrower than this is not seen by itself
 MANY = 'class="many"'  # the mark of short stays that are drawn together
-FUSED = "fused"
+DIVIDED = ("fused", "packed")  # the modes whose bundles have a whole device
+GAP = 0.06  # the part of a pack's lane that is left free above it
 CHAR = 6.7  # the width of a character in pixels, about
 
 
@@ -73,7 +74,7 @@ def bars(
     least = 0.0
     if len(seconds) > BARS:  # rows of equal length all have a bar, or none of them has
         least = max(HALF * scale.pixel, math.nextafter(heapq.nlargest(BARS + 1, seconds)[-1], math.inf))
-    together = sum(row.end - row.start for some in ours.values() for row in some if row.mode == FUSED) / scale.until
+    together = sum(row.end - row.start for some in ours.values() for row in some if row.mode in DIVIDED) / scale.until
     apart = scale.pixel * max(0.25, (scale.right - scale.left) * together / (2 * BARS))  # it bounds the pieces
     for lane in lanes:
         yield f'<g class="lane"><title>{escape(lane.device)}</title>'
@@ -81,18 +82,20 @@ def bars(
         if short := [(row.start, row.end) for row in ours[lane.device] if row.end - row.start < least]:
             yield f'<path {MANY} d="{_path(union(short, scale.pixel), lane, scale)}"/>'
         long = [row for row in ours[lane.device] if row.end - row.start >= least]
-        for row, low, high in stack([row for row in long if row.mode != FUSED], scale.pixel / 4):
+        packed = any(row.mode == "packed" for row in long)  # beside bundles that were there before
+        modes = (*DIVIDED, "solo") if packed else DIVIDED
+        for row, low, high in stack([row for row in long if row.mode not in modes], scale.pixel / 4):
             yield _bar(Piece(row, row.start, row.end, low, high), lane, scale)
-        for piece in divided([row for row in long if row.mode == FUSED], apart):
+        for piece in divided([row for row in long if row.mode in modes], apart):
             yield _bar(piece, lane, scale)
         yield "</g>"
 
 
 def divided(rows: Iterable[Row], apart: float = 0.0) -> list[Piece]:
-    """The rows of fused bundles on one device, cut where a trial comes or goes: a bundle has the whole device.
+    """The rows of fused bundles and packs on one device, cut where a trial comes or goes: they have the whole device.
 
-    So the trials of each moment divide the whole lane, whatever share each was placed with. Cuts are at least ``apart``
-    seconds from each other.
+    So the bundles of each moment divide the whole lane, and the trials of each divide its part, whatever share each was
+    placed with. Cuts are at least ``apart`` seconds from each other.
 
     >>> rows = [Row("gpu 0", 0, 0.0, 2.0, 0.1, "fused"), Row("gpu 0", 1, 0.0, 1.0, 0.1, "fused")]
     >>> [(piece.row.trial, piece.start, piece.low, piece.high) for piece in divided(rows)]
@@ -114,7 +117,7 @@ def divided(rows: Iterable[Row], apart: float = 0.0) -> list[Piece]:
     there: dict[Row, tuple[float, float, float]] = {}  # since when, and the place in the lane
     for i, time in enumerate(cuts):
         now = [row for row in [*there, *comes.get(i, ())] if goes[row] > i]
-        places = {row: (j / len(now), (j + 1) / len(now)) for j, row in enumerate(now)}
+        places = _places(now)
         for row, (since, low, high) in there.items():
             if places.get(row) != (low, high):
                 pieces.append(Piece(row, since, time, low, high))
@@ -123,6 +126,18 @@ def divided(rows: Iterable[Row], apart: float = 0.0) -> list[Piece]:
             for row, place in places.items()
         }
     return sorted(pieces, key=lambda piece: (piece.start, piece.low))
+
+
+def _places(rows: Sequence[Row]) -> dict[Row, tuple[float, float]]:
+    """The place of each of the rows of one moment in their lane, those of a bundle beside each other."""
+    bundles: dict[str, list[Row]] = {}
+    for row in rows:
+        bundles.setdefault(row.bundle, []).append(row)
+    gap, places = GAP if len(bundles) > 1 else 0.0, dict[Row, tuple[float, float]]()
+    for i, some in enumerate(bundles.values()):
+        low, each = i / len(bundles), (1 - gap) / len(bundles) / len(some)
+        places |= {row: (low + j * each, low + (j + 1) * each) for j, row in enumerate(some)}
+    return places
 
 
 def least_part(rows: Iterable[Row]) -> float:
@@ -134,7 +149,7 @@ def least_part(rows: Iterable[Row]) -> float:
     parts = [1.0]
     ends: dict[str, list[float]] = {}
     for row in sorted(rows, key=lambda row: row.start):
-        if row.mode != FUSED:
+        if row.mode not in DIVIDED:
             parts.append(row.share)
             continue
         there = ends.setdefault(row.device, [])

@@ -16,7 +16,7 @@ from penstock.log.events import SOLO, Event, read
 from penstock.log.history import History, TrialRecord
 from penstock.log.lock import holder
 from penstock.log.states import States, Store, needed
-from penstock.log.timeline import timeline, utilisation
+from penstock.log.timeline import packs, timeline, utilisation
 
 LOG = "log.jsonl"
 
@@ -109,10 +109,11 @@ def study_facts(study: Path, history: History) -> dict[str, Any]:
 
 
 def device_facts(study: Path) -> dict[str, Any]:
-    """How many devices a study had, and the part of their time in which trials trained on them."""
+    """How many devices a study had, the part of their time in which trials trained there, and their largest packs."""
     events = list(read(study / "log.jsonl"))
-    used = utilisation(timeline(events), events)
-    return {"devices": len(used.per_device), "utilisation": used.fraction}
+    rows = timeline(events)
+    used = utilisation(rows, events)
+    return {"devices": len(used.per_device), "utilisation": used.fraction, "packs": packs(rows)}
 
 
 def trial_facts(trial: TrialRecord, curve: bool = False) -> dict[str, Any]:

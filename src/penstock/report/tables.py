@@ -98,12 +98,24 @@ def study_summary(facts: dict[str, Any]) -> RenderableType:
         rows.add_row("devices", f"{facts['devices']}, busy {facts['utilisation']:.0%} of the time")
     if facts["modes"]:
         rows.add_row("modes", "  ".join(f"{count} {mode}" for mode, count in facts["modes"].items()))
+    for device, bundles in facts.get("packs", {}).items():
+        rows.add_row("pack", _pack(device, bundles))
     if facts.get("solo"):
         rows.add_row("solo", Text(facts["solo"], style="yellow"))
     rows.add_row("states", f"{size(facts['state_bytes'])} {_if('in {}', facts['states']) or 'on disk'}")
     rows.add_row("model", facts["model"] or Text("none saved", style="dim"))
     rows.add_row("ended", ending(facts))
     return rows
+
+
+def _pack(device: str, bundles: Sequence[Sequence[int]]) -> str:
+    """The bundles that were together on a device, the largest first.
+
+    >>> _pack("gpu 0", [[4], [0, 2, 3]])
+    '2 bundles at once on gpu 0: trials 0 2 3 | 4'
+    """
+    parts = [" ".join(map(str, sorted(one))) for one in sorted(bundles, key=lambda one: (-len(one), min(one)))]
+    return f"{len(bundles)} bundles at once on {device}: trials {' | '.join(parts)}"
 
 
 def measured(facts: dict[str, Any]) -> RenderableType | None:

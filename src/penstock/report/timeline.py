@@ -58,9 +58,9 @@ def draw(rows: Sequence[Row], *, devices: Mapping[str, Sequence[Span]], until: f
     """A self-contained SVG of which trial was on which device when, for light and dark backgrounds alike.
 
     Trials that share a device divide its lane by their shares (Fluid, figure 5). Those of a fused bundle, which has the
-    whole device, divide it evenly. The time that no trial had of a device is hatched (Fluid, figure 2). ``devices``
-    says when each device was there. Of many devices the first ``LANES`` are shown, and the picture says how many more
-    there are. The chart and the caption count all devices.
+    whole device, divide it evenly, and each bundle of a pack has a lane of its own within it. The time that no trial
+    had of a device is hatched (Fluid, figure 2). ``devices`` says when each device was there. Of many devices the first
+    ``LANES`` are shown, and the picture says how many more there are. The chart and the caption count all devices.
 
     >>> draw([], devices={}, until=0.0).startswith("<svg")
     True

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -76,6 +76,7 @@ class Worker:
         self._new: dict[int, tuple[Training, State | None]] = {}  # by trial without a state: it, and its random states
         self._regrown: dict[int, State] = {}  # by trial: the state that the legs before it gave
         self._data: DataCache | None = None
+        self._beside: Callable[[], Iterable[Trainable]] = tuple  # the trials that train beside each other
         self.kept: Kept | None = None  # what the trial that began last keeps outside of its model
         self._reads: list[Reads] = []  # the values that loss and metrics were seen to read from configs
         self._seen: Signatures | None = None  # the signatures of the trials that were described
@@ -86,6 +87,11 @@ class Worker:
     @property
     def idle(self) -> bool:
         return self._events is None and not self._unsaid
+
+    @property
+    def training(self) -> Run | None:
+        """The run of the bundle that trains now."""
+        return self._run
 
     def place(self, bundle: Bundle) -> None:
         """Take a bundle, or change the one there is at the next step boundary."""
@@ -258,7 +264,7 @@ class Worker:
         task, device = self.job.task, self.torch_device
         assert isinstance(task, Task)
         if self._data is None:
-            self._data = DataCache(task, self.job.seed, device)
+            self._data = DataCache(task, self.job.seed, device, lambda: self._beside())
         return kind(
             task,
             trial,
@@ -269,6 +275,12 @@ class Worker:
             metric=self.job.metric,
             mode=self.job.mode,
         )
+
+    def train_beside(self, trials: Callable[[], Iterable[Trainable]]) -> None:
+        """Say which trials train beside each other; a dataset is read once for all of them."""
+        self._beside = trials
+        if self._data is not None and not trials():
+            self._data.forget()
 
     @property
     def save_cost(self) -> float:

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import count
 
@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import Dataset
 
 from penstock.bundle import Bundle, Job, Measured, StateSaved, TrialFailed, TrialFinished, TrialStopped
 from penstock.speed.packing import how_many
@@ -299,3 +300,112 @@ def test_a_pack_times_its_parts_on_steps_that_count_and_tells_it_once(pack):
     assert told.size == how_many(told.table)
     assert "2 bundles together train" in told.reason
     pack.assert_as_alone(0, 1, 2, 3)
+
+
+class Read(Dataset):
+    """Samples with a random part, counted; the sample of an index may be missing or depend on who asks."""
+
+    def __init__(self, first, last):
+        self.first, self.length, self.asked, self.missing = first, last - first, Counter(), -1
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index == self.missing:
+            raise OSError("no such sample")
+        self.asked[index] += 1
+        x = torch.arange(6.0).double() * (self.first + index) % 7
+        return {"x": x + 0.1 * torch.rand((), dtype=torch.float64) + 0.1 * random.random(), "y": index % 2, "w": "a"}
+
+
+class Reads(Unlike):
+    """Unlike trials that read one dataset, whose samples are dicts with a text."""
+
+    sets = None
+
+    def data(self, config):
+        self.sets = self.sets or (Read(0, 90), Read(90, 120))
+        return self.sets
+
+    def loss(self, model, batch, config):
+        assert batch.pop("w") == ["a"] * len(batch["y"])
+        batch["x"].sub_(1.0)  # what it is given is its own
+        return super().loss(model, (batch["x"], batch["y"]), config)
+
+    def metrics(self, model, batch, config):
+        return super().metrics(model, (batch["x"], batch["y"]), config)
+
+
+def reading(tmp_path, task, units=2, sizes=(7, 16, 16, 30, 90)):
+    """A pack whose trials cut one order by batch sizes of their own."""
+    pack = Packed(task, tmp_path)
+    for trial, size in enumerate(sizes):
+        pack.solo(pack.placement(trial, units, width=3 + trial, optimizer="adam", batch_size=size))
+    return pack
+
+
+def test_a_sample_is_read_once_for_all_trials_whatever_their_batch_sizes(tmp_path):
+    task = Reads()
+    pack = reading(tmp_path, task, units=4)
+    pack.declare()
+    pack.go_on()
+    train, valid = (one.asked.total() for one in task.sets)
+    apart = 5 * 4 * 90
+    assert train - 4 * 90 < 250 < apart - 4 * 90, "but for the first steps, of trials that began alone, and audits"
+    assert valid < 5 * 30 < 5 * 4 * 30
+    pack.assert_as_alone(*range(5))
+    sources = [source for _, data in pack.worker._data.loaded for source in (data.train, data.valid)]
+    assert not any(common._kept or common._fronts for source in sources for common in source._commons.values())
+
+
+def test_a_bound_on_what_is_kept_costs_reads_and_no_bit(tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.training.reading.KEPT", 3000)
+    monkeypatch.setattr("penstock.training.reading.ROOM", 500)
+    pack = reading(tmp_path, Reads())
+    pack.declare()
+    while not pack.worker.idle:
+        pack.advance(1)
+        for _, data in pack.worker._data.loaded if pack.worker._data else ():
+            assert all(common._bytes <= 3000 for common in data.train._commons.values())
+    pack.assert_as_alone(*range(5))
+
+
+class Short(Reads):
+    """Trials of two steps."""
+
+    unit_steps = 2
+
+
+def test_a_sample_that_cannot_be_read_fails_only_the_trials_that_come_to_it(tmp_path):
+    task = Short()
+    pack = reading(tmp_path, task, units=1, sizes=(30, 16, 7, 30))
+    pack.declare()
+    pack.advance(3)
+    ((_, data),) = pack.worker._data.loaded
+    task.sets[0].missing = int(data.train.order(0)[50])
+    pack.go_on()
+    assert [isinstance(pack.left(trial), TrialFinished) for trial in range(4)] == [False, True, True, False]
+    assert "no such sample" in pack.left(0).error
+    task.sets[0].missing = -1
+    pack.assert_as_alone(1, 2)
+
+
+class Stateful(Read):
+    """Its samples depend on how often it was asked."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return {**sample, "x": sample["x"] + self.asked.total()}
+
+
+def test_a_dataset_with_a_state_of_its_own_is_read_by_each_trial(tmp_path):
+    task = Reads()
+    task.sets = Stateful(0, 90), Read(90, 120)
+    pack = reading(tmp_path, task)
+    pack.declare()
+    pack.go_on()
+    ((_, data),) = pack.worker._data.loaded
+    assert data.train._commons is None
+    assert data.valid._commons is not None
+    assert task.sets[0].asked.total() > 5 * 2 * 90 - 100

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_map
 
 from penstock.training.checkpoint import State
 from penstock.training.copying import copied
-from penstock.training.data import Streams
 from penstock.training.fused.agreement import Alone, agree
 from penstock.training.fused.audit import audited
 from penstock.training.fused.batches import Batches, position_of, shapes_of
@@ -34,6 +33,7 @@ from penstock.training.fused.step import Inputs, Step, Torn, hooked, whole_or_to
 from penstock.training.fused.watching import Again, Drew, Numbered, Unclear, Unreached
 from penstock.training.fused.ways import Way
 from penstock.training.loop import Training
+from penstock.training.sources import Streams
 from penstock.trial import Metrics
 
 

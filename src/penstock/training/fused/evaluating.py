@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from penstock.seeds import step_key
-from penstock.training.data import TensorSource
 from penstock.training.fused import recording
 from penstock.training.fused.recipe import Recipe
 from penstock.training.fused.recording import Pool
@@ -20,6 +19,7 @@ from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.ways import Way
 from penstock.training.loop import Training
 from penstock.training.random.masks import halves
+from penstock.training.sources import TensorSource
 from penstock.trial import Metrics
 
 REPEATED = 4  # batches of one length that are worth a recording

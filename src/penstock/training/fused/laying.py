@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.seeds import step_key
-from penstock.training.data import TensorSource
 from penstock.training.fused.stack import Stack
 from penstock.training.loop import Training
 from penstock.training.random.masks import halves
+from penstock.training.sources import TensorSource
 
 LAID = 256  # the most steps that are laid down at once
 

@@ -8,13 +8,14 @@ streams of their own, and ``gang.py`` one trial on several workers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.bundle import Bundle, Gathering, Placement, TrialFailed, WorkerEvent
 from penstock.errors import StateError, StudyError, TaskError, trace
 
 if TYPE_CHECKING:
+    from penstock.training.trainable import Trainable
     from penstock.training.worker import Worker
 
 SAVING = 0.01  # the share of training time that states between reports may cost (invariant 5)
@@ -54,6 +55,11 @@ class Run(ABC):
     def busy(self) -> bool:
         """Whether the device still has so much of this run's work that the next step can wait."""
         return False
+
+    @property
+    def reading(self) -> Sequence[Trainable]:
+        """The trials that read data now, one of each place."""
+        return ()
 
     @property
     def settled(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -367,6 +367,11 @@ class FusedRun(Run):
 
     def drain(self) -> None:
         self.ahead.drain()
+
+    @property
+    def reading(self) -> Sequence[Training]:
+        places = {(one.training.epoch, one.training.place): one.training for one in self.members}
+        return tuple(places.values())
 
     @property
     def settled(self) -> bool:

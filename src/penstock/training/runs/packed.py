@@ -8,7 +8,7 @@ Elsewhere the parts take turns, each for as many seconds of the device as the ot
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -98,6 +98,19 @@ class PackedRun(Run):
     def over(self) -> bool:
         return not self._parts
 
+    @property
+    def runs(self) -> Mapping[str, Run]:
+        """The runs of its parts, by name."""
+        return {name: part.run for name, part in self._parts.items()}
+
+    @property
+    def settled(self) -> bool:
+        return all(run.settled for run in self.runs.values())
+
+    def wait(self) -> None:
+        for run in self.runs.values():
+            run.wait()
+
     def declare(self, bundle: Bundle) -> bool:
         ours = bundle.name == self.bundle.name or not bundle.placements
         wanted = {part.name: part for part in bundle.parts} if ours else {}
@@ -124,6 +137,7 @@ class PackedRun(Run):
         return Measured("pack", self.worker.device, "packing", found.sigmas, found.size, why, "packed")
 
     def events(self) -> Events:
+        self.worker.train_beside(lambda: [one for part in self._parts.values() for one in part.run.reading])
         try:
             while self._parts:
                 yield self._advance(self._next())
@@ -135,18 +149,20 @@ class PackedRun(Run):
                         yield told
         finally:
             self.worker.account.charge_by(None)
+            self.worker.train_beside(tuple)
             for part in self._parts.values():
                 part.events.close()
 
     def _advance(self, part: _Part) -> WorkerEvent | Gathering | None:
         """Train a part to its next event or boundary."""
-        event, ended = None, False
+        event, ended, before = None, False, part.run.steps
         with self._turn(part):
             try:
                 event = next(part.events)
             except StopIteration:  # the run gave up: trials that were to enter have not begun
                 ended = True
                 part.run.declare(replace(part.run.bundle, placements=()))
+        self.steps += part.run.steps - before
         if isinstance(event, TrialFinished | TrialStopped | TrialFailed):
             self._left.add((event.trial, event.attempt))
         self._held = event is None and isinstance(self.worker.job.task, FunctionTask)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,10 @@ class SoloRun(OneTrial):
     def __init__(self, worker: Worker, bundle: Bundle) -> None:
         super().__init__(worker, bundle)
         self._training: Trainable | None = None
+
+    @property
+    def reading(self) -> Sequence[Trainable]:
+        return () if self._training is None else (self._training,)
 
     @property
     def settled(self) -> bool:

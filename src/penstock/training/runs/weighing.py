@@ -69,7 +69,7 @@ class Weighing:
         """Begin or end a window where it is time; to be called between two turns."""
         now = time.perf_counter()
         if self._began is None:
-            if all(run.settled for run in self.runs) or now - self._first > SETTLING:
+            if all(run.settled and run.steps for run in self.runs) or now - self._first > SETTLING:
                 self._begin()
             return
         taken = [run.steps - before for run, before in self._window]
@@ -87,6 +87,9 @@ class Weighing:
 
     def _settle(self) -> None:
         self._began, self._window, self._first = None, [], time.perf_counter()
+
+    def _taken(self) -> list[int]:
+        return [run.steps - before for run, before in zip(self.active, self._steps, strict=True)]
 
     def _begin(self) -> None:
         for run in self.runs:
