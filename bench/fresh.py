@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 TRIALS, EPOCHS, WIDTHS = 64, 27, (32, 64, 128)
 SIDES = ("Penstock", "Optuna, DataLoader", "Optuna, tensors indexed")
@@ -94,11 +95,11 @@ def optunas(loader: bool) -> tuple[int, float]:
             indexed = ((x[rows], y[rows]) for rows in torch.split(torch.randperm(len(x)), 64))
             for xs, ys in batches if loader else indexed:
                 optimizer.zero_grad()
-                F.cross_entropy(model(xs), ys).backward()
+                F.cross_entropy(model(xs), ys).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             model.eval()
             with torch.no_grad():
-                pieces = valid if loader else zip(x_valid.split(256), y_valid.split(256), strict=True)
+                pieces = valid if loader else zip(torch.split(x_valid, 256), torch.split(y_valid, 256), strict=True)
                 right = sum((model(xs).argmax(-1) == ys).sum().item() for xs, ys in pieces)
             accuracy = right / len(y_valid)
             trained += 1
@@ -114,7 +115,7 @@ def optunas(loader: bool) -> tuple[int, float]:
     return trained, study.best_value
 
 
-def network(nn, width, dropout):  # type: ignore[no-untyped-def]
+def network(nn: Any, width: int, dropout: float) -> Any:
     first, second = (nn.Linear(64, width), nn.ReLU(), nn.Dropout(dropout)), (nn.Linear(width, width), nn.ReLU())
     return nn.Sequential(*first, *second, nn.Linear(width, 10))
 
