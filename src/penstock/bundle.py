@@ -82,6 +82,7 @@ class Bundle:
     has a worker on each of the devices; ``rank`` is this worker's number. All workers come to the ``meeting``, an
     address that the first worker makes. ``measure`` tells them to time a step on 1, 2, 4, … of the devices.
     A packed bundle is made of ``parts``, which are solo and fused bundles; its placements are theirs.
+    ``threads`` is how many threads a worker on a CPU computes with, None where that is left to torch.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Bundle:
     measure: bool = False
     study: str = ""
     parts: tuple[Bundle, ...] = ()
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class Description:
     it takes, and ``beside`` the memory that it should have beside other trials, where that is more. Trials of one
     ``signature`` can be fused; without a signature the trial trains solo, and ``reason`` says why. ``unlike`` names the
     part in which the signature differs from another that the worker has seen, and has a clause with both values.
-    ``steps`` is how many a unit has, 0 where that is unknown.
+    ``steps`` is how many a unit has, 0 where that is unknown. ``threads`` is what was found of a CPU's threads.
     """
 
     metrics: tuple[str, ...] | None = None
@@ -138,6 +140,7 @@ class Description:
     beside: int = 0
     unlike: tuple[str, str] = ("", "")
     steps: int = 0
+    threads: Measured | None = None
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Shelf:
 
     def measured(self, event: Measured, device: Device) -> None:
         """Keep a worker's measurement."""
-        if event.table:
+        if event.table and event.kind != "threads":  # these are chosen anew for each study
             what = (event.signature, event.kind, event.table, event.size, event.way, event.reason)
             self.profiles.put(Profile(self.task, device_kind(device), *what))
 

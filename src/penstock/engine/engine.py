@@ -93,6 +93,7 @@ class Engine:
             own=devices,
             packing=packing,
         )
+        self._threads: Measured | None = None  # as the dry batch showed
         self.used = history.clock  # seconds, by earlier drivers
         self.interrupted = False
         self._ending: str | None = None  # the reason, once every trial was told to leave
@@ -134,6 +135,8 @@ class Engine:
     def open(self, opened: events.Opened, pending: Iterable[Event]) -> None:
         """Take up the study, with the decisions that are pending."""
         self._log(opened)
+        if self._threads is not None and self.history.threads is None:  # else the study keeps what it began with
+            self._log(replace(self._threads, clock=self.used))
         self.placing.pace.open(self.used)
         self.placing.look()
         self.collecting.find()
@@ -353,6 +356,7 @@ class Engine:
             metric = opened.settings["metric"]
             if description.metrics is not None and metric not in description.metrics:
                 raise StudyError(_unknown_metric(metric, description.metrics))
+            self._threads = description.threads
             return
         if isinstance(errors[0], TaskError):
             raise errors[0]

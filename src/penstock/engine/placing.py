@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from typing import Protocol
 
-from penstock.bundle import BundleMode, Measured, Placement
+from penstock.bundle import Bundle, BundleMode, Measured, Placement
 from penstock.engine.bundling import Bundling, Place
 from penstock.engine.clocking import Pace
 from penstock.engine.descriptions import Descriptions
@@ -89,7 +89,7 @@ class Placing:
         self.packs = Packs(self, packing if "packed" in executor.modes else None)
         width, features = shards if shards > 1 else 0, self.packs.features
         self.queue = Queue(history, self.descriptions, self.pace, self.suspects, later, width, features)
-        self.bundling = Bundling(executor.place, clock, self.pace, study)
+        self.bundling = Bundling(self._declare, clock, self.pace, study)
         self.running = self.bundling.running  # the bundle of each trial that runs
         self.elastic = Elastic(self, growing or Growing(), spreads=spreads)
         self.changed = True
@@ -100,6 +100,9 @@ class Placing:
     def waiting(self) -> bool:
         """Whether a trial waits."""
         return bool(self.queue.waiting)
+
+    def _declare(self, bundle: Bundle) -> None:
+        self.executor.place(replace(bundle, threads=self.history.threads))
 
     # Trials and devices that come and go
 

@@ -15,16 +15,19 @@ from penstock.trial import Config
 
 
 class LocalExecutor(Executor):
-    """Trains inside ``wait``, a step at a time; ``close`` gives the caller's random generators their states back."""
+    """Trains inside ``wait``, a step at a time; ``close`` gives the caller's random generators and threads back."""
 
     def __init__(self, job: Job) -> None:
+        import torch
+
         device = find_devices()[0]
         self._devices = [device]
-        self._worker = Worker(job, device.name)
+        self._worker = Worker(job, device.name, threads=device.threads or 1)
         self._began = time.monotonic()
         self._woken = False
         self._restore = ExitStack()
         self._restore.enter_context(own_randomness())
+        self._restore.callback(torch.set_num_threads, torch.get_num_threads())
 
     def devices(self) -> Sequence[Device]:
         return self._devices
@@ -63,10 +66,12 @@ def find_devices() -> list[Device]:
     """The CUDA devices of this machine, or else its CPU."""
     import torch
 
+    from penstock.training.threads import most
+
     if torch.cuda.is_available():
         return [
             Device(f"cuda:{i}", torch.cuda.get_device_name(i), torch.cuda.get_device_properties(i).total_memory)
             for i in range(torch.cuda.device_count())
         ]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return [Device("cpu", "cpu", memory, threads=torch.get_num_threads())]
+    return [Device("cpu", "cpu", memory, threads=most())]

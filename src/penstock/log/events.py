@@ -111,7 +111,7 @@ class Devices:
     clock: float
 
 
-Kind = Literal["sharing", "scaling", "trying", "packing"]
+Kind = Literal["sharing", "scaling", "trying", "packing", "threads"]
 
 
 SOLO = "solo"
@@ -125,6 +125,7 @@ class Measured:
     it has the seconds of one step of one trial by the number of its devices. It is empty where nothing was timed. For
     "trying", which is not logged, it has the seconds of the check before a first step together, at 0, and of a step
     alone, at 1. For "packing" it has the throughput of a pack over that of its bundles in turn, by their number.
+    For "threads" it has the seconds of a step of a trial alone on a CPU by the number of torch's threads.
     ``way`` says how the step is computed, such as "native". The engine sets ``clock``, the study's time: a worker does
     not know it. With ``SOLO`` for a signature, it is the engine's line on how many trials train solo and why.
     """

@@ -119,6 +119,7 @@ class History:
         self.types: dict[str, str] = {}  # types of devices, by name
         self.devices = 0  # how many devices there are
         self.measured: dict[tuple[str, str, str], Measured] = {}  # by signature, device type and kind
+        self.threads: int | None = None  # how many threads a worker on a CPU computes with, where that was chosen
         self.donors: Counter[str] = Counter()  # by state file: how many trials still wait to begin from it
         self.turns = Turns(self.trials)  # the order in which trials wait and run
         self.released: set[str] = set()  # state files that a trial no longer waits for, so they may be deleted
@@ -181,6 +182,8 @@ class History:
         elif isinstance(event, Measured):
             type = self.types.get(event.device, event.device)
             self.measured[event.signature or event.reason, type, event.kind] = event
+            if event.kind == "threads":
+                self.threads = event.size
         elif isinstance(event, Devices):
             self.devices = len(event.devices)
             self.types.update({device["name"]: device["type"] for device in event.devices})

@@ -140,12 +140,12 @@ def measured(facts: dict[str, Any]) -> RenderableType | None:
 
 
 def _at_most(size: int, kind: Kind) -> str:
-    """The count that pays: trials or bundles that share a device, or devices of one trial.
+    """The count that pays: trials or bundles that share a device, devices of one trial, or threads of a CPU.
 
     >>> _at_most(4, "sharing"), _at_most(1, "scaling"), _at_most(3, "packing")
     ('4 trials', '1 device', '3 bundles')
     """
-    noun = {"scaling": "device", "packing": "bundle"}.get(kind, "trial")
+    noun = {"scaling": "device", "packing": "bundle", "threads": "thread"}.get(kind, "trial")
     return f"{size} {noun}" if size == 1 else f"{size} {noun}s"
 
 

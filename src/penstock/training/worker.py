@@ -60,10 +60,11 @@ RUNS: dict[BundleMode, Callable[[Worker, Bundle], Run]] = {
 class Worker:
     """Trains one bundle at a time. ``advance`` gives an event, None at a step boundary, and stops when idle."""
 
-    def __init__(self, job: Job, device: str, host: str = "127.0.0.1") -> None:
+    def __init__(self, job: Job, device: str, host: str = "127.0.0.1", threads: int = 1) -> None:
         self.job = job
         self.device = device
         self.host = host  # where workers on other devices reach this one
+        self._threads = threads  # the most that a worker on a CPU may compute with
         self.account = Account(device)
         self._save_cost = 0.0  # seconds, as last measured
         self._saves_between = True
@@ -95,6 +96,10 @@ class Worker:
 
     def place(self, bundle: Bundle) -> None:
         """Take a bundle, or change the one there is at the next step boundary."""
+        if bundle.threads is not None:
+            from penstock.training.threads import use
+
+            use(bundle.threads, self._threads)
         if self._next is not None:  # that bundle came while another was leaving, and goes before it began
             self._unsaid += [p.turned_away(self.job.study) for p in self._next.placements]
         self._next = bundle if bundle.placements else None
@@ -387,7 +392,13 @@ class Worker:
             if shards(self.job.task) > 1:
                 return describe_whole(self._made(self._spread, 0, config)) if train else Description()
             if train:
-                return describe(self._made(Training, 0, config), self._reads, train=True, seen=self._seen)
+                training = self._made(Training, 0, config)
+                described = describe(training, self._reads, train=True, seen=self._seen)
+                if self.on_gpu:
+                    return described
+                from penstock.training.threads import looked
+
+                return replace(described, threads=looked(training, self._threads, fixed=self.job.deterministic))
             try:
                 training, known = self._made(Training, trial or 0, config), len(self._reads)
                 random = random_state(with_torch=True)

@@ -36,9 +36,7 @@ class ProcessExecutor(Executor):
         self._threads: int | None = None
         found = find_devices()
         if found[0].type == "cpu":
-            import torch
-
-            self._threads = max(1, torch.get_num_threads() // workers)
+            self._threads = max(1, (found[0].threads or 1) // workers)
             memory = found[0].memory // workers
             self._devices = [Device(f"cpu:{i}", "cpu", memory, threads=self._threads) for i in range(workers)]
         elif workers > len(found):

@@ -45,7 +45,7 @@ def main(connection: Connection[Any, Any]) -> None:
             torch.set_num_threads(threads)
         if device.startswith("cuda"):
             torch.cuda.set_device(device)  # what a task means by "cuda", and where NCCL sends from
-        worker = Worker(job, device)
+        worker = Worker(job, device, threads=threads or 1)
     except Exception:
         connection.send(("broken", traceback.format_exc()))
         return

@@ -118,7 +118,7 @@ class RayWorker:
             job = replace(job, states=self._held)
         self._hello = replace(self._hello, shared=shared)
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        worker = Worker(job, found.name, host)
+        worker = Worker(job, found.name, host, threads if found.type == "cpu" else 1)
         self._training = threading.Thread(target=self._train, args=(worker,), daemon=True, name="training")
         self._training.start()
 
