@@ -34,6 +34,7 @@ from penstock.training.returned import made_model
 from penstock.training.runs.base import out_of_memory
 from penstock.training.signature import attributes, signature
 from penstock.training.spread.parts import Part
+from penstock.training.uncompiled import step
 from penstock.training.unlike import Signatures
 from penstock.trial import Config
 
@@ -219,7 +220,7 @@ def dry_batch(training: Training) -> Description:
         half = Part.of(rows, 0, 2)  # memory is short: the trial will take its batches in parts, if it can
         batch, rows = half.cut(batch), half.rows
     if not isinstance(training.optimizer, torch.optim.LBFGS):
-        training.optimizer.step()
+        step(training.optimizer)
     metrics = _dry_metrics(training, name)
     _check_scheduler(training, name)
     check_loadable(training.state(), name)

@@ -731,8 +731,8 @@ def test_nothing_follows_from_few_times_as_another_program_may_have_had_the_mach
 
 @pytest.mark.parametrize(("steps", "done"), [(100, True), (10_000, False)])
 def test_no_more_is_lost_on_timing_than_the_certain_steps_repay(steps, done):
-    asked = timed({1: [1.0] * 3, 2: [2.4] * 4, 4: [4.0] * 4, 8: [12.0] * 4}, trials=64, steps=steps)
-    assert asked.lost == pytest.approx(3 * 0.4 + 3 * 4.0)
+    asked = timed({1: [1.0] * 3, 2: [5.0] * 4, 4: [5.2] * 4}, trials=64, steps=steps)
+    assert asked.lost == pytest.approx(3 * 3.0 + 3 * 1.2)
     assert asked.done is done
 
 
@@ -798,10 +798,37 @@ def test_trials_of_a_bundle_that_is_stopped_have_their_states_written(driven, mo
     assert all(driven.left(trial).state.step > 0 for trial in range(2))
 
 
-def test_growing_ends_where_two_doublings_have_not_paid():
-    asked, steps = sizes_tried(64, lambda size: size**1.5)
-    assert max(size for parts in steps for size in parts) <= 8
+def test_growing_ends_where_a_further_trial_costs_as_much_as_one_alone():
+    asked, steps = sizes_tried(64, lambda size: 1.0 if size == 1 else 0.3 + 1.1 * size)
+    assert sorted(asked.seconds) == [1, 2, 4]
     assert asked.size == 1
+
+
+def test_growing_goes_on_where_only_the_fixed_cost_of_a_step_makes_small_sizes_slow():
+    asked, _ = sizes_tried(64, lambda size: 1.0 if size == 1 else 5.0 + 0.1 * size)
+    assert asked.seconds[4] > 4.0, "slower than four alone"
+    assert asked.size == measuring.LARGEST
+
+
+def test_what_is_left_of_a_step_goes_in_parts_of_the_size_that_lost_least():
+    asked = timed({1: [1.0] * 3, 2: [4.0] * 4, 4: [7.0] * 4}, trials=64)
+    assert asked.done
+    assert (asked.size, asked.next(30), asked.next(3)) == (1, 4, 3)
+
+
+@pytest.mark.parametrize(("device", "threads", "clock"), [("cpu:1", 1, "thread_time"), ("cpu", 2, "perf_counter"),
+                                                          ("cuda:0", 1, "perf_counter")])  # fmt: skip
+def test_a_cpus_only_thread_is_timed_by_what_it_computes(device, threads, clock, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert measuring.stopwatch(device) is getattr(time, clock)
+
+
+def test_steps_alone_and_together_are_timed_by_the_same_clock(driven, monkeypatch):
+    ticks = count()
+    monkeypatch.setattr(measuring, "stopwatch", lambda device: lambda: next(ticks))
+    driven.place(*(driven.placement(trial, 3) for trial in range(4)), size=None)
+    driven.go_on()
+    assert driven.measured()[0].table == {1: 1, 2: 1, 4: 1}
 
 
 def test_growing_ends_at_what_memory_holds():

@@ -267,20 +267,21 @@ class FusedRun(Run):
 
     def _measure_alone(self) -> Events:
         """The first trial takes a few steps alone before it joins the others."""
-        from penstock.training.fused.measuring import ALONE, Measuring
+        from penstock.training.fused.measuring import ALONE, Measuring, stopwatch
 
         if self.bundle.size is not None:
             self.fused.recipe.limit(self.bundle.size)
             return
         certain = sum(member.certain() for member in self.members)
-        self.measuring = Measuring(len(self.members), self.worker.free_bytes(), certain)
+        clock = stopwatch(self.worker.device)
+        self.measuring = Measuring(len(self.members), self.worker.free_bytes(), certain, clock)
         first = self.members[0]
         if any(first.training is trial for trial in self.fused.trials):  # it was here alone until now
             self.fused.leave(first.training)
         for _ in range(ALONE):
             if any(first.training is ended for ended in self.fused.ended):
                 break  # a unit has ended, which the next boundary reports
-            began = time.perf_counter()
+            began, timed = time.perf_counter(), clock()
             try:
                 self.fused.step_alone(first.training)
                 for _, error in self.fused.take_failed():  # of its scheduler
@@ -293,7 +294,7 @@ class FusedRun(Run):
                     yield from self._measure_alone()
                 return
             self.worker.synchronize()
-            self.measuring.took(1, time.perf_counter() - began, None)
+            self.measuring.took(1, clock() - timed, None)
             self.worker.account.charge([first.entry], time.perf_counter() - began)
             yield None
 
