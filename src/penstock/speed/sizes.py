@@ -127,6 +127,19 @@ def foreseen(seconds: Mapping[int, float], largest: int) -> dict[int, float]:
     return found
 
 
+def first_guess(table: Mapping[int, float], size: int, batch_sizes: tuple[int, int]) -> int:
+    """The size to time first, where a ``size`` was chosen from a ``table`` for trials of another batch size.
+
+    ``batch_sizes`` are theirs and the present one: larger batches fill a device, and its memory, with fewer trials.
+
+    >>> first_guess({1: 1.0, 16: 2.0, 32: 5.0}, 16, (64, 128)), first_guess({1: 1.0, 20: 2.0}, 512, (64, 32))
+    (8, 16)
+    """
+    theirs, own = batch_sizes
+    trials = min(size, max(table)) * theirs // max(theirs, own)
+    return 1 << max(0, trials.bit_length() - 1)
+
+
 def most(bytes: tuple[int, int], free: int, margin: float = 0.1) -> int:
     """The most trials whose bundle fits into ``free`` bytes less a ``margin``; 0 where not even one trial fits.
 

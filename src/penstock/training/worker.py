@@ -303,8 +303,8 @@ class Worker:
 
     def recipe(self, bundle: Bundle) -> Recipe:
         """The recipe of a bundle's signature, as far as it is known here, with the size that the bundle says."""
+        from penstock.speed.profiles import family
         from penstock.training.fused.recipe import Recipe
-        from penstock.training.signature import family
 
         recipe = self._recipes.get(bundle.signature)
         if recipe is None:

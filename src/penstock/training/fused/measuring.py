@@ -40,6 +40,7 @@ class Measuring:
     free: int  # bytes of memory that a bundle may take
     steps: float = float("inf")
     clock: Callable[[], float] = time.perf_counter
+    guess: int = 0  # the size that paid for trials of another batch size: it is timed first, and then larger ones
     bytes: dict[int, int] = field(default_factory=dict)
     _times: dict[int, list[float]] = field(default_factory=dict)
 
@@ -52,7 +53,7 @@ class Measuring:
         wanted = self._wanted()
         if wanted is None:  # the best size is known in the middle of a step
             return min(left, self.size if self.size > 1 else self._fastest)
-        return wanted if wanted <= left else min(left, max(self._times, default=left))
+        return wanted if wanted <= left else min(left, max((size for size in self._times if size > 1), default=left))
 
     def took(self, size: int, seconds: float, bytes: int | None) -> None:
         """A step of ``size`` trials took so long, and so much memory at its peak; a size of 1 is a trial alone.
@@ -77,13 +78,17 @@ class Measuring:
     @property
     def checking(self) -> float:
         """The seconds by which the first step together was longer than its repeats: it has found and checked a way."""
-        times = next((times for size, times in self._times.items() if size > 1), [0.0])  # the first that was timed
-        return max(0.0, times[0] - median(times[1:] or times))
+        size, times = next(((size, times) for size, times in self._times.items() if size > 1), (1, [0.0]))
+        if len(times) > 1:
+            return max(0.0, times[0] - median(times[1:]))
+        each = min((t / many for many, t in self.seconds.items() if many > 1), default=times[0] / size)
+        return max(0.0, times[0] - size * each)
 
     @property
     def lost(self) -> float:
         """The seconds by which the timed steps were longer than the same steps of trials alone, at the least."""
         alone, known = self.seconds.get(1, 0.0), {s: t[1:] for s, t in self._times.items() if len(t) >= REPEATS}
+        known.pop(self.guess, None)  # smaller sizes may pay all the same
         return sum(len(times) * max(0.0, min(times) - size * alone) for size, times in known.items())
 
     @property
@@ -105,7 +110,7 @@ class Measuring:
         return self._wanted() is None
 
     def _wanted(self) -> int | None:
-        size = 2
+        size = self._first
         while size < 2 * self.trials:
             size = min(size, self.trials)
             if size > self.ceiling or self.cut_short or self._hopeless():
@@ -116,6 +121,13 @@ class Measuring:
                 return None
             size *= 2
         return None
+
+    @property
+    def _first(self) -> int:
+        """The size to begin with: the guessed one, unless it was timed and does not pay."""
+        guess = min(self.guess, self.trials, self.ceiling)
+        alone = {size: seconds for size, seconds in self.seconds.items() if size in (1, guess)}
+        return 2 if guess < 2 or (self._enough(guess) and best_size(alone, LARGEST) == 1) else guess
 
     def _enough(self, size: int) -> bool:
         return len(self._times.get(size, [])) >= REPEATS

@@ -90,7 +90,7 @@ class FusedRun(Run):
                     if not count:
                         fused.step(measuring=self.measuring)
                 except Differs as error:
-                    yield self._not_fused(f"a step together was another than alone: {error}")
+                    yield from self._not_fused(f"a step together was another than alone: {error}")
                     yield from self._send_back()
                     return
                 except Unfusable as error:
@@ -202,12 +202,14 @@ class FusedRun(Run):
         self.members.remove(member)
         return member.stopped()
 
-    def _not_fused(self, reason: str) -> Measured:
+    def _not_fused(self, reason: str) -> Events:
         self.fused.recipe.refuse()
-        return Measured(self.bundle.signature, self.worker.device, "sharing", {}, 1, reason, "solo")
+        told = Measured(self.bundle.signature, self.worker.device, "sharing", {}, 1, reason, "solo")
+        yield replace(told, kind="refusing")  # kept first: what comes of the other ends this bundle
+        yield told
 
     def _dissolve(self, reason: str) -> Events:
-        yield self._not_fused(reason)
+        yield from self._not_fused(reason)
         for member in list(self.members):
             if member.reported:
                 yield self._stop(member)
@@ -274,7 +276,7 @@ class FusedRun(Run):
             return
         certain = sum(member.certain() for member in self.members)
         clock = stopwatch(self.worker.device)
-        self.measuring = Measuring(len(self.members), self.worker.free_bytes(), certain, clock)
+        self.measuring = Measuring(len(self.members), self.worker.free_bytes(), certain, clock, self.bundle.guess)
         first = self.members[0]
         if any(first.training is trial for trial in self.fused.trials):  # it was here alone until now
             self.fused.leave(first.training)
