@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from penstock.training.copying import copied
 from penstock.training.data import handed_out
-from penstock.training.fused.numbers import configs_of, floats_of, set_attribute
+from penstock.training.fused.numbers import attributes_of, configs_of, set_attribute
 from penstock.training.fused.per_trial import PER_TRIAL
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.step import Grads, Inputs, Step, unchanged, unhooked
@@ -213,7 +213,7 @@ def _in_float64(step: Step, inputs: Inputs, alone: Alone) -> tuple[Grads, Grads]
     for path, module in trial.model.named_modules():
         for attribute, _ in PER_TRIAL.get(type(module), ()):
             setattr(model.get_submodule(path), attribute, getattr(module, attribute))
-    for label, number in floats_of(trial.model).items():
+    for label, number in attributes_of(trial.model).items():
         set_attribute(model, label, number)
     for label in configs_of(trial.model, trial.config):
         set_attribute(model, label, trial.config)

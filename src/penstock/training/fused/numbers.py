@@ -30,14 +30,17 @@ def is_number(value: object) -> bool:
     return type(value) in (float, int)
 
 
-def floats_of(model: nn.Module) -> dict[str, float]:
-    """The plain floats among the attributes of modules that are not torch's own, by path and name."""
+def attributes_of(model: nn.Module, *, whole: bool = True) -> dict[str, Plain]:
+    """The numbers among the attributes of modules that are not torch's own, by path and name; ``whole``: integers too.
+
+    An integer is often a shape, or what a branch looks at: how it is used decides whether trials may differ in it.
+    """
     return {
         f"{path}.{name}".lstrip("."): value
         for path, module in model.named_modules()
         if not type(module).__module__.startswith("torch.")
         for name, value in vars(module).items()
-        if type(value) is float
+        if type(value) is float or (whole and type(value) is int)
     }
 
 
@@ -53,7 +56,7 @@ def configs_of(model: nn.Module, config: Config) -> list[str]:
 
 
 def set_attribute(model: nn.Module, label: str, value: Any) -> None:
-    """Let a module have another value under the path and name that ``floats_of`` and ``configs_of`` give."""
+    """Let a module have another value under the path and name that ``attributes_of`` and ``configs_of`` give."""
     path, _, name = label.rpartition(".")
     vars(model.get_submodule(path))[name] = value
 
@@ -179,6 +182,9 @@ class Number:
 
     def __format__(self, spec: str) -> str:
         return format(self.plainly(), spec)
+
+    def __str__(self) -> str:
+        return str(self.plainly())
 
     def __repr__(self) -> str:
         return f"Number({self.name!r})"
