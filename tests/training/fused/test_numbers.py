@@ -153,6 +153,41 @@ class Held(Smooth):
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Holds(config)).double()
 
 
+class AttributeDict(dict):
+    """As Lightning has it."""
+
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class HoldsByAttribute(Holds):
+    def __init__(self, config):
+        super().__init__({})
+        self.hparams, self.first = AttributeDict(config), AttributeDict(config)
+
+    def forward(self, x):
+        out = self.layer(x) * self.hparams.t + {**self.first}["s"]
+        return out if hasattr(self.hparams, "k") and not hasattr(self.hparams, "depth") else out + 1
+
+
+class Hparams(Smooth):
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), HoldsByAttribute(config)).double()
+
+
+class Branching(HoldsByAttribute):
+    def forward(self, x):
+        return self.layer(x) * 2 if self.hparams.k == 2 else self.layer(x)
+
+
+class HparamsBranch(Smooth):
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Branching(config)).double()
+
+
 class Copied(Smooth):
     """Takes its config as a whole, in many ways."""
 
@@ -217,6 +252,7 @@ def same(task):
         Measured,
         InPlace,
         Held,
+        Hparams,
         Copied,
         Transformer,
     ],
@@ -243,7 +279,7 @@ class Branches(Smooth):
         return loss * config["s"] if config["k"] == 2 else loss
 
 
-@pytest.mark.parametrize("task", [Shaped, Parts, Branches])
+@pytest.mark.parametrize("task", [Shaped, Parts, Branches, HparamsBranch])
 def test_a_number_that_decides_a_shape_or_a_branch_groups_the_trials(task):
     assert len(same(task)) == 2
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from penstock.training.fused.configs import SharedConfig
-from penstock.training.fused.numbers import Notes, Number, Plain, numbered, set_attribute
+from penstock.training.fused.held import set_attribute
+from penstock.training.fused.numbers import Notes, Number, Plain, numbered
 from penstock.training.fused.stacked import ask_first
 from penstock.training.fused.watching import Numbered
 from penstock.trial import Config

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from penstock.seeds import step_key
-from penstock.training.fused.numbers import Notes, Plain, attributes_of, configs_of, is_number
+from penstock.training.fused.held import attributes_of, configs_of
+from penstock.training.fused.numbers import Notes, Plain, is_number
 from penstock.training.fused.own_numbers import label
 from penstock.training.fused.watching import Numbered
 from penstock.training.fused.ways import Function, Native
@@ -102,6 +103,7 @@ def masked(looks: list[str], names: frozenset[str]) -> list[str]:
         if line.startswith("module "):
             path = text.partition(" ")[0]
         elif line.startswith(" ") and f"{path}.{first}".lstrip(".") in names and first not in ("parameter", "buffer"):
-            line = f" {first} a {'whole ' if text.removeprefix('-').isdecimal() else ''}number"
+            kind = text.partition("{")[0] if "{" in text else ""  # of a dict that is read as the config
+            line = f" {first} a {'whole ' if text.removeprefix('-').isdecimal() else ''}number{kind and f' of {kind}'}"
         made.append(line)
     return made

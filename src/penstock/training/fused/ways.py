@@ -22,8 +22,9 @@ from penstock.task import Task
 from penstock.training.copying import copied
 from penstock.training.data import handed_out
 from penstock.training.fused.configs import SharedConfig
+from penstock.training.fused.held import attributes_of, configs_of, hold, set_attribute
 from penstock.training.fused.keys import BundleKeys, NoKeys
-from penstock.training.fused.numbers import Notes, Plain, attributes_of, configs_of, set_attribute
+from penstock.training.fused.numbers import Notes, Plain
 from penstock.training.fused.operators.normalized import waiting
 from penstock.training.fused.operators.scripts import refuse_scripts
 from penstock.training.fused.own_numbers import OwnNumbers
@@ -107,7 +108,7 @@ class Way(ABC):
         labels = [label for label in found[0] if all(label in other for other in found)]
         self._vary_numbers([{label: own[label] for label in labels} for own in found], configs)
         for label in configs_of(models[0], configs[0]):
-            set_attribute(self.template, label, self.config)
+            hold(self.template, label, self.config)
 
     def _vary_numbers(self, own: Sequence[Mapping[str, Plain]], configs: Sequence[Config]) -> None:
         """The attributes of the user's modules, and the config; refuses attributes that differ."""
