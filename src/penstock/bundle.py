@@ -78,9 +78,10 @@ class Bundle:
     """Trials of a ``study`` placed together on the same devices; a bundle without placements is the order to stop.
 
     The trials of a fused bundle have one ``signature``. ``size`` is how many of them a step computes at once, or None
-    where the worker has to measure it; ``reason`` says where a size comes from. The one trial of a distributed bundle
-    has a worker on each of the devices; ``rank`` is this worker's number. All workers come to the ``meeting``, an
-    address that the first worker makes. ``measure`` tells them to time a step on 1, 2, 4, … of the devices.
+    where the worker has to measure it, with ``guess`` as the size to time first; ``reason`` says where a size comes
+    from. The one trial of a distributed bundle has a worker on each of the devices; ``rank`` is this worker's number.
+    All workers come to the ``meeting``, an address that the first worker makes. ``measure`` tells them to time a step
+    on 1, 2, 4, … of the devices.
     A packed bundle is made of ``parts``, which are solo and fused bundles; its placements are theirs.
     ``threads`` is how many threads a worker on a CPU computes with, None where that is left to torch.
     """
@@ -98,6 +99,7 @@ class Bundle:
     study: str = ""
     parts: tuple[Bundle, ...] = ()
     threads: int | None = None
+    guess: int = 0
 
 
 @dataclass(frozen=True)

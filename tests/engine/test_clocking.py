@@ -72,6 +72,18 @@ def test_a_step_takes_what_its_device_computes_with_and_not_what_that_holds():
     assert len({device_kind(device) for device in (one, *others)}) == 4
 
 
+def test_what_paid_at_one_batch_size_is_the_first_guess_at_another():
+    first = pace(shelf())
+    first.measured(measured(signature="64.abc", table={1: 1.0, 8: 2.0, 16: 3.0}, size=512))
+    first.measured(measured(signature="32.abc", table={1: 1.0, 2: 3.0}, size=1))
+    second = Pace(SpeedModel(), shelf())
+    second.look(DEVICES)
+    for signature, guess in {"64.abc": 0, "32.abc": 16, "128.abc": 8, "2048.abc": 1, "64.other": 0, "": 0}.items():
+        second.know(0, signature)
+        assert second.guess(signature, "gpu 0") == guess
+    assert second.size("128.abc", "gpu 0") is None, "it is measured all the same"
+
+
 def test_what_was_measured_on_a_device_serves_one_with_less_memory():
     pace(shelf()).measured(measured())
     second = Pace(SpeedModel(), shelf())

@@ -45,7 +45,7 @@ def test_a_short_study_trains_solo_and_its_log_says_why():
     assert modes() == ["solo"] * 6
     (line,) = said()
     assert (line.size, line.way, line.table) == (1, "solo", {})
-    assert line.reason == "108 steps of 6 trials do not repay an attempt to fuse before 1200"
+    assert line.reason == "108 steps of 6 trials do not repay an attempt to fuse before 1600"
     assert "sharing" not in kept()
     alone = run("alone", "solo")
     assert not said("alone")
@@ -53,19 +53,19 @@ def test_a_short_study_trains_solo_and_its_log_says_why():
 
 
 def test_a_long_study_is_fused():
-    run(trials=8, algorithm=ps.Random(budget=26))
+    run(trials=8, algorithm=ps.Random(budget=34))
     assert modes() == ["fused"] * 8
     assert [line.size for line in said()] == [512]
 
 
 def test_a_study_that_grows_long_enough_is_fused_from_then_on():
-    run(trials=81, algorithm=ps.SuccessiveHalving(max_budget=27))
-    assert modes()[:117] == ["solo"] * 117, "1134 steps: 81 trials of a unit, 27 of 3 and 9 of 9"
-    assert modes()[117:] == ["fused"] * 3, "324 more, as 3 of them get 27 units"
+    run(trials=108, algorithm=ps.SuccessiveHalving(max_budget=27))
+    assert modes()[:156] == ["solo"] * 156, "1512 steps: 108 trials of a unit, 36 of 3 and 12 of 9"
+    assert modes()[156:] == ["fused"] * 4, "432 more, as 4 of them get 27 units"
 
 
 def test_what_an_earlier_study_measured_lets_a_shorter_one_fuse():
-    run("long", trials=8, algorithm=ps.Random(budget=26))
+    run("long", trials=8, algorithm=ps.Random(budget=34))
     assert kept()["trying"] == {"0": 0.0, "1": 1.0}
     run("short")
     assert modes("short") == ["fused"] * 6

@@ -175,6 +175,36 @@ def test_what_cannot_be_fused_trains_solo_and_says_why(task, reason, sharing, mo
     assert curves(found) == curves(alone), "bit for bit: nothing of the attempt is left in them"
 
 
+@pytest.mark.parametrize("sharing", ["auto", "fused"])
+def test_what_could_not_be_fused_is_not_tried_again_unless_it_is_asked_for(sharing, monkeypatch):
+    took = measuring.Measuring.took
+    monkeypatch.setattr(measuring.Measuring, "took", lambda self, size, seconds, bytes: took(self, size, 1.0, bytes))
+    settings = {"algorithm": ps.Random(budget=2), "trials": 3}
+    with pytest.warns(ps.SoloWarning, match="the model changes an attribute"):
+        study(Counts(), **settings).run(progress=False)
+    assert [event.mode for event in logged(Placed)] == ["fused"] * 3 + ["solo"] * 3
+    with pytest.warns(ps.SoloWarning, match="3 of 3 trials train solo: the model changes an attribute"):
+        study(Counts(), name="next", **settings).run(progress=False, sharing=sharing)
+    tried = ["fused"] * 3 if sharing == "fused" else []
+    assert [event.mode for event in logged(Placed, "next")] == tried + ["solo"] * 3
+    again = 'an earlier study found this, sharing="fused" tries again'
+    told = [event.reason for event in logged(Measured, "next") if event.signature != "solo"]
+    assert [again in reason for reason in told] == [sharing == "auto"], "a line for penstock show"
+
+
+def test_what_did_not_pay_is_not_tried_again_and_the_log_says_why(monkeypatch):
+    took = measuring.Measuring.took
+    slower = lambda self, size, _, bytes: took(self, size, 1.2 * size, bytes)  # noqa: E731
+    monkeypatch.setattr(measuring.Measuring, "took", slower)
+    settings = {"algorithm": ps.Random(budget=2), "trials": 3}
+    study(**settings).run(progress=False)
+    study(name="next", **settings).run(progress=False)
+    assert [event.mode for event in logged(Placed, "next")] == ["solo"] * 3
+    (line,) = logged(Measured, "next")
+    assert (line.size, line.table) == (1, {})
+    assert line.reason.startswith("measured before: alone a trial trains at 1 steps/s")
+
+
 def test_trials_that_branch_on_their_own_values_are_fused_in_parts():
     settings = {"algorithm": ps.Random(budget=2), "trials": 3}
     found = study(Branches(), **settings).run(progress=False, sharing="fused")

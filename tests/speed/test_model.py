@@ -265,7 +265,7 @@ def asked(*steps, sharing="measured"):
     return model
 
 
-@pytest.mark.parametrize(("steps", "size"), [(599, 1), (600, None)])
+@pytest.mark.parametrize(("steps", "size"), [(799, 1), (800, None)])
 def test_trials_share_no_device_before_their_steps_repay_an_attempt(steps, size):
     model = asked(steps, steps)
     speed = model.speed(["gpu"])
@@ -278,7 +278,7 @@ def test_steps_that_are_trained_already_count_and_none_counts_twice():
     model = asked(500, 500)
     model.asked(0, 500)
     assert model.size("a", "gpu") == 1
-    model.asked(0, 700)
+    model.asked(0, 1100)
     assert model.size("a", "gpu") is None
 
 
@@ -293,10 +293,10 @@ def test_sharing_that_is_not_measured_needs_no_steps(sharing):
 
 
 def test_a_check_that_costs_more_needs_more_steps():
-    model = asked(600, 600)
+    model = asked(800, 800)
     model.checked("a", "gpu", {0: 70.0, 1: 1.0})
     assert model.size("a", "gpu") == 1
-    assert model.unrepaid("a", "gpu") == "1200 steps of 2 trials do not repay an attempt to fuse before 2450"
+    assert model.unrepaid("a", "gpu") == "1600 steps of 2 trials do not repay an attempt to fuse before 2850"
     assert model.size("a", "cpu") is None, "the cost there is unknown"
 
 
@@ -315,7 +315,7 @@ def test_what_was_measured_in_this_study_is_paid_for():
 
 
 def test_a_trial_of_another_config_takes_its_steps_along():
-    model = asked(600, 600)
+    model = asked(800, 800)
     model.know(0, "b")
-    model.asked(0, 600)
+    model.asked(0, 800)
     assert (model.size("a", "gpu"), model.size("b", "gpu")) == (1, 1)

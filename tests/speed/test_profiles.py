@@ -197,7 +197,8 @@ def test_what_is_not_to_be_kept_is_known_to_this_study_alone(tmp_path):
 SCALING = Profile(*KEY[:3], "scaling", {1: 3.0, 2: 1.75}, 2, "distributed", "2 devices")
 UNIT = Profile(*KEY[:3], "unit", {1: 30.0})
 MOVING = Profile(*KEY[:3], "moving", {0: 2.0, 1: 0.5})
-KINDS = (PROFILE, SCALING, UNIT, MOVING)
+REFUSED = Profile(*KEY[:3], "refusing", {}, 1, "solo", "item at task.py:3")  # it has no table
+KINDS = (PROFILE, SCALING, UNIT, MOVING, REFUSED)
 
 
 def kept(path):
@@ -211,6 +212,7 @@ def test_measurements_of_several_kinds_lie_side_by_side_whoever_writes_them_and_
     second.put(SCALING)  # that object has never seen the first one's line
     first.put(UNIT)
     second.put(MOVING)
+    second.put(REFUSED)
     assert kept(tmp_path / "p") == {one.kind: one for one in KINDS}
     second.put(replace(MOVING, table={0: 9.0, 1: 9.0}))
     first.put(replace(UNIT, table={1: 7.0}))
@@ -228,8 +230,8 @@ def test_measurements_of_several_kinds_survive_a_rewrite(tmp_path, monkeypatch):
         profiles.put(replace(UNIT, table={1: float(i)}))
     monkeypatch.setattr(module, "LINES", 10)
     Profiles.open(tmp_path / "p")
-    assert len(lines(tmp_path / "p")) == 4
-    assert kept(tmp_path / "p") == {one.kind: one for one in (PROFILE, SCALING, replace(UNIT, table={1: 19.0}), MOVING)}
+    assert len(lines(tmp_path / "p")) == 5
+    assert kept(tmp_path / "p") == {one.kind: one for one in (*KINDS, replace(UNIT, table={1: 19.0}))}
 
 
 def test_all_that_is_known_of_a_task_on_a_device_is_found(tmp_path):

@@ -80,7 +80,7 @@ def pair(make):
     [
         lambda k: net(nn.LeakyReLU(0.1 * k)), lambda k: net(nn.Dropout(0.1 * k)), lambda k: net(nn.ELU(k)),
         lambda k: net(nn.BatchNorm1d(4, eps=10.0**-k, momentum=0.1 * k)), lambda k: net(nn.LayerNorm(4, eps=10.0**-k)),
-        lambda k: net(nn.Identity()),
+        lambda k: net(nn.Identity()), lambda k: net(Scaled(k)), lambda k: net(Scaled(0.1 * k)),
     ],
 )  # fmt: skip
 def test_numbers_that_fused_operators_take_per_trial_may_differ(make):
@@ -91,7 +91,6 @@ def test_numbers_that_fused_operators_take_per_trial_may_differ(make):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda k: net(Scaled(k)),
         lambda k: net(Scaled([1, {"a": k}])),
         lambda k: net(Scaled((lambda: 1, lambda: 2)[k - 1])),
         lambda k: net(Scaled(torch.tensor([1.0, k]))),

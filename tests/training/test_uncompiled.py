@@ -19,6 +19,7 @@ from tests.tasks import Blobs
 from tests.training.together import Together, Trials, go_on
 
 trials = Trials(Blobs())
+describe(trials.make(2, {"lr": 0.1}), [], train=True)
 one, other = (trials.make(n, {"lr": 0.1}) for n in range(2))
 together = Together().enter(one, other).step(14)
 together.leave(one)

@@ -25,6 +25,7 @@ class Place:
     leaving: set[int] = field(default_factory=set)
     torn: bool = False  # whether a trial died here beside others
     parts: dict[str | int, Place] = field(default_factory=dict)
+    guess: int = 0  # the size to time first, where the bundle is to measure its own
 
     @property
     def share(self) -> float:
@@ -49,6 +50,7 @@ class Place:
             self.reason,
             measure=self.measure,
             study=study,
+            guess=self.guess,
             parts=tuple(part for one in self.parts.values() if (part := one.bundle(study)).placements),
         )
 

@@ -11,7 +11,8 @@ from importlib.metadata import version
 from penstock import __version__
 from penstock.bundle import Device, Measured
 from penstock.speed.model import UNKNOWN, Speed, SpeedModel
-from penstock.speed.profiles import Kind, Profile, Profiles
+from penstock.speed.profiles import Kind, Profile, Profiles, batch_size
+from penstock.speed.sizes import first_guess
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,16 @@ class Shelf:
         before = self.get(signature, device, kind) or Profile(self.task, device_kind(device), signature, kind, {})
         self.profiles.put(replace(before, table=dict(table)))
 
+    def guess(self, signature: str, device: Device) -> int:
+        """The size of a bundle to time first, by what paid for trials of another batch size; 0 where none did."""
+        known = self.profiles.beside(self.task, device_kind(device), signature)
+        if known is None:
+            return 0
+        return first_guess(known.table, known.size, (batch_size(known.signature), batch_size(signature)))
+
     def measured(self, event: Measured, device: Device) -> None:
         """Keep a worker's measurement."""
-        if event.table and event.kind != "threads":  # these are chosen anew for each study
+        if event.kind == "refusing" or (event.table and event.kind != "threads"):  # threads are chosen anew each time
             what = (event.signature, event.kind, event.table, event.size, event.way, event.reason)
             self.profiles.put(Profile(self.task, device_kind(device), *what))
 
@@ -69,6 +77,7 @@ class Pace:
         self._types: dict[str, Device] = {}  # the first device of each type that there is
         self._recalled: set[tuple[str, str]] = set()  # pairs of signature and type whose profiles were looked up
         self._reasons: dict[tuple[str, str], str] = {}  # why bundles of a signature on a type have their size
+        self._refused: dict[str, str] = {}  # by signature: why an earlier study could not fuse its trials
         self._packs: dict[str, int] = {}  # by device type: how many bundles of a pack pay
         self._opened = 0.0  # the clock when the study was taken up
         self._opening: tuple[Device, float] | None = None  # the first placement: its device, and seconds since opening
@@ -123,7 +132,13 @@ class Pace:
                 continue
             self._recalled.add((signature, type))
             sharing = self.shelf.get(signature, device, "sharing")
-            if sharing is not None and self.model.sharing == "measured":
+            refusing = self.shelf.get(signature, device, "refusing")
+            if refusing is not None and self.model.sharing == "measured":
+                self._refused[signature] = (
+                    f'{refusing.reason}; an earlier study found this, sharing="fused" tries again'
+                )
+                self.model.shared(signature, type, {}, 1, recalled=True)
+            elif sharing is not None and self.model.sharing == "measured":
                 self.model.shared(signature, type, sharing.table, sharing.size, recalled=True)
             if (trying := self.shelf.get(signature, device, "trying")) is not None:
                 self.model.checked(signature, type, trying.table)
@@ -139,9 +154,26 @@ class Pace:
         """The most trials of a bundle on a device, or None where the bundle has to measure this."""
         return self.model.size(signature, self._devices[device].type)
 
-    def unrepaid(self, signature: str, device: str) -> str:
-        """Why trials that could be fused are placed solo, where too few steps were asked for; else nothing."""
-        return self.model.unrepaid(signature, self._devices[device].type)
+    def refused(self, signature: str) -> str:
+        """Why an earlier study could not fuse the trials of a signature; else nothing."""
+        return self._refused.get(signature, "")
+
+    def alone(self, signature: str, device: str) -> str:
+        """Why trials of one signature are placed solo, where no measurement of this study says so; else nothing.
+
+        Too few steps were asked for, or an earlier study found that fusing them fails or does not pay.
+        """
+        type, count = self._devices[device].type, sum(known == signature for known in self._signatures.values())
+        if said := self.model.unrepaid(signature, type):
+            return said
+        measured = self.model.sharing == "measured" and self.model.size(signature, type) == 1
+        if not signature or count < 2 or not measured or (signature, type) in self._reasons:
+            return ""
+        return self.refused(signature) or self.reason(signature, device)
+
+    def guess(self, signature: str, device: str) -> int:
+        """The size that a bundle which has to measure its own is to time first; 0 where nothing suggests one."""
+        return 0 if self.shelf is None else self.shelf.guess(signature, self._devices[device])
 
     def reason(self, signature: str, device: str) -> str:
         """The reason for a bundle's size, in words for the user."""
@@ -178,6 +210,8 @@ class Pace:
         if event.kind == "trying":
             self.model.checked(event.signature, device.type, event.table)
             return []
+        if event.kind == "refusing":
+            return []  # the measurement of sharing beside it says so for this study
         self._reasons[event.signature, device.type] = event.reason
         return self.model.shared(event.signature, device.type, event.table, event.size)
 

@@ -71,6 +71,10 @@ class Descriptions:
         self._failed[signature] = reason
         self._warn(reason)
 
+    def alike(self, signature: str) -> int:
+        """How many trials of a signature there are."""
+        return len(self._trials.get(signature, ()))
+
     def _single(self) -> list[int]:
         """The trials whose signature no other trial has."""
         alone = (trials for signature, trials in self._trials.items() if signature not in self._failed)

@@ -214,8 +214,8 @@ class Engine:
             return
         if isinstance(event, Measured):
             said = self.placing.measured(event)
-            if event.kind == "trying":
-                return  # a cost that is kept for later studies: nothing in this one follows from it
+            if event.kind in ("trying", "refusing"):
+                return  # it is kept for later studies: nothing in this one follows from it
             self._log(replace(event, clock=self.clock(), reason="; ".join((event.reason, *said))))
             return
         if isinstance(event, Parted):

@@ -93,7 +93,7 @@ class Placing:
         self.running = self.bundling.running  # the bundle of each trial that runs
         self.elastic = Elastic(self, growing or Growing(), spreads=spreads)
         self.changed = True
-        self._unrepaid: set[str] = set()  # signatures whose trials were said to be too short to fuse
+        self._alone: set[str] = set()  # signatures whose trials were said to train solo
         self._cut_off: dict[int, Turn] = {}  # trials that ran when the last driver ended, until they are placed
 
     @property
@@ -317,7 +317,7 @@ class Placing:
             mode: BundleMode = "solo" if len(one.devices) == 1 else "distributed"
             place = self.bundling.make(one.devices, mode, signature)
             place.size = 1
-            self._tell_unrepaid(signature, one.devices[0])
+            self._tell_alone(signature, one.devices[0])
             if one.measure:
                 place.measure, few = True, self.descriptions.of(one.trial).batch_size
                 place.reason = f"a batch of {few} has no more parts" if few == len(one.devices) else ""
@@ -328,13 +328,14 @@ class Placing:
         else:
             place = self.bundling.make(one.devices, "fused" if signature else "processes", signature)
             place.size = self.size(one)
+            place.guess = self.pace.guess(signature, one.devices[0]) if place.size is None else 0
             place.reason = self.pace.reason(signature, one.devices[0])
         return place
 
-    def _tell_unrepaid(self, signature: str, device: str) -> None:
-        """Log once why trials of a signature are not fused, where their steps would not repay it."""
-        if signature not in self._unrepaid and (said := self.pace.unrepaid(signature, device)):
-            self._unrepaid.add(signature)
+    def _tell_alone(self, signature: str, device: str) -> None:
+        """Log once why trials of a signature are not fused, where nothing was measured in this study."""
+        if signature not in self._alone and (said := self.pace.alone(signature, device)):
+            self._alone.add(signature)
             self.log(events.Measured(signature, device, "sharing", {}, 1, said, "solo", self.clock()))
 
     def _begin(self, place: Place, one: Assignment, part: Place | None = None) -> bool:

@@ -84,7 +84,9 @@ class Queue:
         if also:
             first = list(dict.fromkeys([*(trial for trial in also if trial in self._new), *first]))
         for trial in self.descriptions.learn([self.history.trials[trial] for trial in first]):
-            self.pace.know(trial, self.descriptions.of(trial).signature or "")
+            self.pace.know(trial, signature := self.descriptions.of(trial).signature or "")
+            if self.descriptions.alike(signature) > 1 and (said := self.pace.refused(signature)):
+                self.descriptions.failed(signature, said)
         for trial in first:
             del self._new[trial]
             self.pace.asked(trial, self.history.trials[trial].granted * self.descriptions.of(trial).steps)

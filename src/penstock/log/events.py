@@ -111,7 +111,7 @@ class Devices:
     clock: float
 
 
-Kind = Literal["sharing", "scaling", "trying", "packing", "threads"]
+Kind = Literal["sharing", "scaling", "trying", "refusing", "packing", "threads"]
 
 
 SOLO = "solo"
@@ -124,8 +124,9 @@ class Measured:
     For "sharing" the ``table`` has the seconds of one step of a whole bundle by the number of its trials. For "scaling"
     it has the seconds of one step of one trial by the number of its devices. It is empty where nothing was timed. For
     "trying", which is not logged, it has the seconds of the check before a first step together, at 0, and of a step
-    alone, at 1. For "packing" it has the throughput of a pack over that of its bundles in turn, by their number.
-    For "threads" it has the seconds of a step of a trial alone on a CPU by the number of torch's threads.
+    alone, at 1. For "refusing", which is not logged either, there is a reason alone: why trials of the signature cannot
+    be fused, for later studies. For "packing" it has the throughput of a pack over that of its bundles in turn, by
+    their number. For "threads" it has the seconds of a step of a trial alone on a CPU by the number of torch's threads.
     ``way`` says how the step is computed, such as "native". The engine sets ``clock``, the study's time: a worker does
     not know it. With ``SOLO`` for a signature, it is the engine's line on how many trials train solo and why.
     """

@@ -18,12 +18,13 @@ from typing import Any, Literal, get_args
 
 LINES = 1000  # a longer file is rewritten when it is opened: the newest 500 profiles stay
 
-Kind = Literal["sharing", "scaling", "trying", "packing", "unit", "moving", "opening"]
+Kind = Literal["sharing", "scaling", "trying", "refusing", "packing", "unit", "moving", "opening"]
 """The kind of a measurement, which says what its table holds.
 
 - "sharing": seconds of one step of a whole bundle, by the number of its trials; 1 is a trial that runs solo.
 - "scaling": seconds of one step of one trial, by the number of its devices.
 - "trying": seconds that the check before a signature's first step together takes, at 0, and a step alone, at 1.
+- "refusing": nothing, as trials of the signature cannot be fused: ``reason`` says why.
 - "packing": how many times as fast a pack trains as its bundles in turn, by the number of its bundles.
 - "unit": seconds of a unit of a trial alone on a device, by the count 1.
 - "moving": seconds that a trial takes to start, at 0, and to stop, at 1.
@@ -88,6 +89,16 @@ class Profiles:
         """The last profile of each signature and kind, for a task on a kind of device."""
         return [one for one in self._known.values() if (one.task, one.device) == (task, device)]
 
+    def beside(self, task: str, device: str, signature: str) -> Profile | None:
+        """The last profile of sharing that paid for trials which differ from these in their batch size alone."""
+        alike = [
+            one
+            for one in self.of(task, device)
+            if one.kind == "sharing" and one.size > 1 and family(one.signature) == family(signature)
+            and one.signature != signature and batch_size(one.signature)
+        ]  # fmt: skip
+        return alike[-1] if alike else None
+
     def put(self, profile: Profile) -> None:
         """Keep a profile: for this study in any case, and for the next where the file can be written."""
         if self._known.get(_key(profile)) == profile:
@@ -119,6 +130,25 @@ class Profiles:
             new.unlink(missing_ok=True)
 
 
+def family(signature: str) -> str:
+    """The part of a signature that trials of other batch sizes have in common with it.
+
+    >>> family("64.0f3a") == family("128.0f3a")
+    True
+    """
+    return signature.rpartition(".")[2]
+
+
+def batch_size(signature: str) -> int:
+    """The batch size of a signature's trials; 0 where the signature has none.
+
+    >>> batch_size("64.0f3a"), batch_size("other")
+    (64, 0)
+    """
+    first = signature.partition(".")[0]
+    return int(first) if first.isdecimal() else 0
+
+
 def _key(profile: Profile) -> Key:
     return profile.task, profile.device, profile.signature, profile.kind
 
@@ -140,4 +170,4 @@ def _decode(line: bytes) -> Profile | None:
     whole = type(profile.size) is int and profile.size >= 0 and all(isinstance(text, str) for text in texts)
     known = profile.kind in get_args(Kind) and all(0 <= number < math.inf for number in table.values())
     whole = whole and (profile.size > 0 or profile.kind != "sharing")
-    return profile if whole and known and table else None
+    return profile if whole and known and (table or profile.kind == "refusing") else None

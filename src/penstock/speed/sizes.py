@@ -13,8 +13,11 @@ FIXED_SIZE = 16
 LARGEST = 512
 """The most trials of any bundle: larger bundles were never seen to gain."""
 
-TRYING = 48
-"""Steps of a trial alone that trying to fuse in vain was seen to cost: the check of a way, and the timing of sizes."""
+TRYING = 64
+"""Steps of a trial alone that trying to fuse in vain was seen to cost.
+
+It is the check of a way, the rows that trials are copied into and out of, and the timing of sizes.
+"""
 CHECKING = 20
 """How many of these the check costs, which every process makes again."""
 REPAID = 0.04
@@ -28,7 +31,7 @@ def steps_to_try(cost: float | None) -> float:
     that were asked for, whether they are trained already or not. Without a known cost the bound is a plain number.
 
     >>> steps_to_try(None), steps_to_try(70)
-    (1200.0, 2450.0)
+    (1600.0, 2850.0)
     """
     return (TRYING if cost is None else cost + TRYING - CHECKING) / REPAID
 
@@ -97,6 +100,44 @@ def best_size(seconds: Mapping[int, float], ceiling: int, threshold: float = 0.1
         return best
     larger = next((size for size in usable if size > best), None)
     return ceiling if larger is None or marginal_benefit(usable, best, larger) >= threshold else best
+
+
+CHEAPER = 0.5
+"""How cheap a further trial may still become beyond the sizes that were timed, in parts of what the last ones cost."""
+
+
+def foreseen(seconds: Mapping[int, float], largest: int) -> dict[int, float]:
+    """The seconds of a bundle's step by its size, with those of larger sizes as they may be at the best.
+
+    A step has a fixed cost, and every trial adds to it. So the least that larger sizes take lies on a line through the
+    two largest that were timed. Trials alone are no part of that line, as their steps have other fixed costs.
+
+    >>> foreseen({1: 1.0, 2: 4.0, 4: 4.0}, 16), foreseen({1: 1.0, 2: 3.0, 4: 5.0}, 8)
+    ({1: 1.0, 2: 4.0, 4: 4.0, 8: 4.0, 16: 4.0}, {1: 1.0, 2: 3.0, 4: 5.0, 8: 7.0})
+    """
+    found, timed = dict(seconds), sorted(size for size in seconds if size > 1)
+    if len(timed) < 2:
+        return found
+    a, b = timed[-2:]
+    each = CHEAPER * max(0.0, seconds[b] - seconds[a]) / (b - a)
+    size = 2 * b
+    while size <= largest:
+        found[size] = seconds[b] + (size - b) * each
+        size *= 2
+    return found
+
+
+def first_guess(table: Mapping[int, float], size: int, batch_sizes: tuple[int, int]) -> int:
+    """The size to time first, where a ``size`` was chosen from a ``table`` for trials of another batch size.
+
+    ``batch_sizes`` are theirs and the present one: larger batches fill a device, and its memory, with fewer trials.
+
+    >>> first_guess({1: 1.0, 16: 2.0, 32: 5.0}, 16, (64, 128)), first_guess({1: 1.0, 20: 2.0}, 512, (64, 32))
+    (8, 16)
+    """
+    theirs, own = batch_sizes
+    trials = min(size, max(table)) * theirs // max(theirs, own)
+    return 1 << max(0, trials.bit_length() - 1)
 
 
 def most(bytes: tuple[int, int], free: int, margin: float = 0.1) -> int:

@@ -21,7 +21,8 @@ from penstock.training.comparing import compared
 from penstock.training.copying import uncopied
 from penstock.training.data import handed_out
 from penstock.training.differing import difference
-from penstock.training.fused.numbers import Plain, configs_of, is_number, set_attribute
+from penstock.training.fused.held import attribute, configs_of, hold, set_attribute
+from penstock.training.fused.numbers import Plain, is_number
 from penstock.training.fused.own_numbers import label
 from penstock.training.fused.probing import Probed, masked, numbers_of, probe
 from penstock.training.fused.stacked import Unfusable
@@ -174,16 +175,16 @@ def _watched(training: Training, run: Callable[[Training], Result]) -> tuple[Res
     The values that are read from the config must be equal for all trials of a bundle.
     """
     own, config = training.config, ReadConfig(training.config)
-    held = configs_of(training.model, own)
+    held = {one: attribute(training.model, one) for one in configs_of(training.model, own)}
     for one in held:  # self.config = config, which is read as any other
-        set_attribute(training.model, one, config)
+        hold(training.model, one, config)
     training.read_from(config)
     drawn, before = position(), look(training.task)
     with untouched(training.task):
         result = run(training)
         wrote = written(training.task, before)
-    for one in held:
-        set_attribute(training.model, one, own)
+    for one, before_it in held.items():
+        set_attribute(training.model, one, before_it)
     refusal = ""
     if wrote:
         refusal = f"the loss or the metrics write {wrote}, which trials would share: keep it in a buffer of the model"

@@ -69,16 +69,7 @@ def signature(
     ]
     of_all = "\n".join(part.replace(f"batch {batch_size} ", "batch ", 1) for part in parts)
     digest = hashlib.blake2b(of_all.encode(), digest_size=12).hexdigest()
-    return Signature.of(f"{batch_size}.{digest}", parts)
-
-
-def family(signature: str) -> str:
-    """The part of a signature that trials of other batch sizes have in common with it.
-
-    >>> family("64.0f3a") == family("128.0f3a")
-    True
-    """
-    return signature.rpartition(".")[2]
+    return Signature.of(f"{batch_size}.{digest}", parts)  # as ``family`` and ``batch_size`` read it
 
 
 def attributes(model: nn.Module) -> list[str]:

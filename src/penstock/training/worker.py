@@ -320,8 +320,8 @@ class Worker:
 
     def recipe(self, bundle: Bundle) -> Recipe:
         """A recipe that no other bundle trains by, as far as it is known here, with the size that the bundle says."""
+        from penstock.speed.profiles import family
         from penstock.training.fused.recipe import Recipe
-        from penstock.training.signature import family
 
         known = self._recipes.setdefault(bundle.signature, [])
         recipe = next((one for one in known if not one.taken), None)

@@ -62,6 +62,41 @@ class Attributes(Smooth):
         return config["s"] * F.cross_entropy(out, batch[1]) + (1 - config["s"]) * other
 
 
+class Powers(nn.Module):
+    """Integers of which one enters arithmetic, one is never read, and one is a shape."""
+
+    def __init__(self, power, other, parts=2):
+        super().__init__()
+        self.power, self.other, self.parts, self.layer = power, other, parts, nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.layer(x.abs().view(len(x), self.parts, -1).flatten(1) ** self.power) / (self.power + 1)
+
+
+class Integers(Smooth):
+    """Numbers of which some trials have the same, and others not."""
+
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Powers(config["n"], config["k"])).double()
+
+
+class Tiled(Scale):
+    """An integer for which nothing but Python's own can stand, beside floats that each trial has for itself."""
+
+    many = 0
+
+    def forward(self, x):
+        assert isinstance(self.many, int)
+        return super().forward(x) * self.many
+
+
+class Tiles(Smooth):
+    def model(self, config):
+        last = Tiled(config["t"], config["s"] + 1.0)
+        last.many = 1
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), last).double()
+
+
 class Clamped(Smooth):
     """Bounds, a shared batch that is scaled, and a function that takes a number of one trial alone."""
 
@@ -119,6 +154,41 @@ class Held(Smooth):
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Holds(config)).double()
 
 
+class AttributeDict(dict):
+    """As Lightning has it."""
+
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class HoldsByAttribute(Holds):
+    def __init__(self, config):
+        super().__init__({})
+        self.hparams, self.first = AttributeDict(config), AttributeDict(config)
+
+    def forward(self, x):
+        out = self.layer(x) * self.hparams.t + {**self.first}["s"]
+        return out if hasattr(self.hparams, "k") and not hasattr(self.hparams, "depth") else out + 1
+
+
+class Hparams(Smooth):
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), HoldsByAttribute(config)).double()
+
+
+class Branching(HoldsByAttribute):
+    def forward(self, x):
+        return self.layer(x) * 2 if self.hparams.k == 2 else self.layer(x)
+
+
+class HparamsBranch(Smooth):
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Branching(config)).double()
+
+
 class Copied(Smooth):
     """Takes its config as a whole, in many ways."""
 
@@ -170,7 +240,23 @@ def same(task):
 
 @pytest.mark.parametrize(
     "task",
-    [Smooth, Likely, Attributes, Clamped, Focal, Agreed, Dropped, Measured, InPlace, Held, Copied, Transformer],
+    [
+        Smooth,
+        Likely,
+        Attributes,
+        Integers,
+        Tiles,
+        Clamped,
+        Focal,
+        Agreed,
+        Dropped,
+        Measured,
+        InPlace,
+        Held,
+        Hparams,
+        Copied,
+        Transformer,
+    ],
     ids=lambda task: task.__name__,
 )
 def test_trials_of_one_bundle_have_numbers_of_their_own(task):
@@ -183,13 +269,18 @@ class Shaped(Smooth):
         return F.cross_entropy(out, batch[1]) * config["s"] + out.topk(config["k"], 0).values.mean()
 
 
+class Parts(Smooth):
+    def model(self, config):
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Powers(config["n"], 1, 2 * config["k"])).double()
+
+
 class Branches(Smooth):
     def loss(self, model, batch, config):
         loss = F.cross_entropy(model(batch[0]), batch[1])
         return loss * config["s"] if config["k"] == 2 else loss
 
 
-@pytest.mark.parametrize("task", [Shaped, Branches])
+@pytest.mark.parametrize("task", [Shaped, Parts, Branches, HparamsBranch])
 def test_a_number_that_decides_a_shape_or_a_branch_groups_the_trials(task):
     assert len(same(task)) == 2
 

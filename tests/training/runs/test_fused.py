@@ -669,9 +669,9 @@ def test_a_scheduler_that_fails_while_the_first_trial_is_timed_is_its_error_alon
     driven.assert_as_alone(1, 2)
 
 
-def sizes_tried(trials, seconds, bytes=lambda size: None, free=10**9, alone=True):
+def sizes_tried(trials, seconds, bytes=lambda size: None, free=10**9, alone=True, **more):
     """What a bundle of so many trials would time, step after step, until it is done."""
-    asked = Measuring(trials, free)
+    asked = Measuring(trials, free, **more)
     if alone:
         for _ in range(measuring.ALONE):
             asked.took(1, seconds(1), bytes(1))
@@ -731,8 +731,8 @@ def test_nothing_follows_from_few_times_as_another_program_may_have_had_the_mach
 
 @pytest.mark.parametrize(("steps", "done"), [(100, True), (10_000, False)])
 def test_no_more_is_lost_on_timing_than_the_certain_steps_repay(steps, done):
-    asked = timed({1: [1.0] * 3, 2: [2.4] * 4, 4: [4.0] * 4, 8: [12.0] * 4}, trials=64, steps=steps)
-    assert asked.lost == pytest.approx(3 * 0.4 + 3 * 4.0)
+    asked = timed({1: [1.0] * 3, 2: [5.0] * 4, 4: [5.2] * 4}, trials=64, steps=steps)
+    assert asked.lost == pytest.approx(3 * 3.0 + 3 * 1.2)
     assert asked.done is done
 
 
@@ -798,10 +798,62 @@ def test_trials_of_a_bundle_that_is_stopped_have_their_states_written(driven, mo
     assert all(driven.left(trial).state.step > 0 for trial in range(2))
 
 
-def test_growing_ends_where_two_doublings_have_not_paid():
-    asked, steps = sizes_tried(64, lambda size: size**1.5)
-    assert max(size for parts in steps for size in parts) <= 8
+def test_growing_ends_where_a_further_trial_costs_as_much_as_one_alone():
+    asked, _ = sizes_tried(64, lambda size: 1.0 if size == 1 else 0.3 + 1.1 * size)
+    assert sorted(asked.seconds) == [1, 2, 4]
     assert asked.size == 1
+
+
+def test_growing_goes_on_where_only_the_fixed_cost_of_a_step_makes_small_sizes_slow():
+    asked, _ = sizes_tried(64, lambda size: 1.0 if size == 1 else 5.0 + 0.1 * size)
+    assert asked.seconds[4] > 4.0, "slower than four alone"
+    assert asked.size == measuring.LARGEST
+
+
+def test_a_size_that_paid_at_another_batch_size_is_timed_first_and_larger_ones_after_it():
+    asked, steps = sizes_tried(32, lambda size: 1.0 if size == 1 else 1.0 + 0.1 * size, guess=16)
+    assert sorted(asked.seconds) == [1, 16, 32]
+    assert len(steps) == 6, "and 11 from two trials on"
+    assert asked.size == measuring.LARGEST
+
+
+def test_a_guess_that_does_not_pay_is_no_claim():
+    best_at_four = lambda size: {1: 1.0, 2: 1.2, 4: 1.6, 8: 5.0}.get(size, 2.0 * size)  # noqa: E731
+    asked, _ = sizes_tried(32, best_at_four, guess=16, steps=100)
+    assert {1, 2, 4, 8, 16} <= asked.seconds.keys()
+    assert asked.size == 4
+
+
+def test_a_guess_for_more_trials_than_there_are_times_them_all():
+    asked = Measuring(8, 10**9, guess=64)
+    asked.took(1, 1.0, None)
+    assert (asked.next(7), asked.next(8)) == (7, 8), "one of them is ahead"
+    asked.took(7, 9.0, None)
+    for _ in range(4):
+        asked.took(8, 1.6, None)
+    assert asked.done
+    assert asked.checking == pytest.approx(9.0 - 7 * 0.2)
+
+
+def test_what_is_left_of_a_step_goes_in_parts_of_the_size_that_lost_least():
+    asked = timed({1: [1.0] * 3, 2: [4.0] * 4, 4: [7.0] * 4}, trials=64)
+    assert asked.done
+    assert (asked.size, asked.next(30), asked.next(3)) == (1, 4, 3)
+
+
+@pytest.mark.parametrize(("device", "threads", "clock"), [("cpu:1", 1, "thread_time"), ("cpu", 2, "perf_counter"),
+                                                          ("cuda:0", 1, "perf_counter")])  # fmt: skip
+def test_a_cpus_only_thread_is_timed_by_what_it_computes(device, threads, clock, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert measuring.stopwatch(device) is getattr(time, clock)
+
+
+def test_steps_alone_and_together_are_timed_by_the_same_clock(driven, monkeypatch):
+    ticks = count()
+    monkeypatch.setattr(measuring, "stopwatch", lambda device: lambda: next(ticks))
+    driven.place(*(driven.placement(trial, 3) for trial in range(4)), size=None)
+    driven.go_on()
+    assert driven.measured()[0].table == {1: 1, 2: 1, 4: 1}
 
 
 def test_growing_ends_at_what_memory_holds():

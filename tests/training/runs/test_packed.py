@@ -17,6 +17,8 @@ from torch.utils.data import Dataset
 from penstock.bundle import Bundle, Job, Measured, StateSaved, TrialFailed, TrialFinished, TrialStopped
 from penstock.speed.packing import how_many
 from penstock.task import as_task
+from penstock.training.fused.audit import Audits
+from penstock.training.fused.ways import Native
 from penstock.training.runs.base import Run
 from penstock.training.worker import RUNS, Worker
 from penstock.trial import Report
@@ -138,6 +140,22 @@ def test_unlike_trials_that_come_and_go_are_each_as_if_alone(tmp_path_factory, k
         pack.declare()
     pack.assert_as_alone(*pack.placed)
     assert all(isinstance(pack.last(trial), TrialFinished) for trial in pack.placed)
+
+
+def test_parts_of_a_pack_are_audited_as_any_fused_bundle(pack, monkeypatch):
+    right = Native.run
+    pack.fused("alike", *(pack.placement(trial, 2, **ALIKE) for trial in range(3)))
+    pack.solo(pack.placement(3, 2, **ALIKE | {"width": 3}))
+    pack.declare()
+    pack.advance(4)
+    monkeypatch.setattr(Audits, "due", lambda *_, **__: True)
+    monkeypatch.setattr(Native, "run", lambda *args: right(*args) * 1.01)  # as a step that has frozen something would
+    pack.advance(1000)
+    assert pack.worker.idle
+    (found,) = (e.reason for e in pack.measured() if e.way == "solo")
+    assert found.startswith("a step together was another than alone: ")
+    assert [pack.left(trial) for trial in range(3)] == [TrialStopped(trial, trial + 1, None) for trial in range(3)]
+    pack.assert_as_alone(3)
 
 
 def test_a_trial_that_raises_or_cannot_be_made_costs_its_neighbours_nothing(pack):

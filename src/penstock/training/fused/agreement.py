@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from penstock.training.copying import copied
 from penstock.training.data import handed_out
-from penstock.training.fused.numbers import configs_of, floats_of, set_attribute
+from penstock.training.fused.held import attribute, attributes_of, configs_of, set_attribute
 from penstock.training.fused.per_trial import PER_TRIAL
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.step import Grads, Inputs, Step, unchanged, unhooked
@@ -211,12 +211,12 @@ def _in_float64(step: Step, inputs: Inputs, alone: Alone) -> tuple[Grads, Grads]
     model = copied(alone.plain).double().train()
     model.load_state_dict(trial.model.state_dict())
     for path, module in trial.model.named_modules():
-        for attribute, _ in PER_TRIAL.get(type(module), ()):
-            setattr(model.get_submodule(path), attribute, getattr(module, attribute))
-    for label, number in floats_of(trial.model).items():
+        for name, _ in PER_TRIAL.get(type(module), ()):
+            setattr(model.get_submodule(path), name, getattr(module, name))
+    for label, number in attributes_of(trial.model).items():
         set_attribute(model, label, number)
     for label in configs_of(trial.model, trial.config):
-        set_attribute(model, label, trial.config)
+        set_attribute(model, label, attribute(trial.model, label))
     own = {name: p.requires_grad_() for name, p in model.named_parameters()}
     try:
         with Keyed(SoloKeys(trial.seed, trial.step)) as mode:

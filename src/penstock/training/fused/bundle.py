@@ -6,7 +6,6 @@ steps all optimizers at once. Trials enter and leave between steps; a trial that
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -192,12 +191,12 @@ class Fused:
         if cuda:
             torch.cuda.synchronize(self._stack.device)
             torch.cuda.reset_peak_memory_stats(self._stack.device)
-        began = time.perf_counter()
+        began = measuring.clock()
         self._train(first, last, batches)
         if cuda:
             torch.cuda.synchronize(self._stack.device)
         peak = torch.cuda.max_memory_allocated(self._stack.device) if cuda else None
-        measuring.took(last - first, time.perf_counter() - began, peak)
+        measuring.took(last - first, measuring.clock() - began, peak)
 
     def _arrange(self) -> None:
         """After trials have come or gone: let trials at the same place lie side by side, and let the way read all."""

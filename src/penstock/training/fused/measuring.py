@@ -2,22 +2,34 @@
 
 The first trial takes a few steps alone; the others are then trained in parts of 2, 4, 8, … rows, so that every trial
 advances by the same steps whatever was measured. Each size is timed several times, and the median counts. The first
-time is left out: it pays for the check of the way, for allocations and for choosing kernels.
+time is left out: it pays for the check of the way, for allocations and for choosing kernels. Sizes grow as long as the
+cost of each further trial lets a larger one pay: a bundle's step has a fixed cost, so that a small size may lose alone.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from penstock.speed.sizes import best_size, marginal_benefit, most
+import torch
+
+from penstock.speed.sizes import UNKNOWN_SIZE, best_size, foreseen, most
 
 ALONE = 5  # steps of the first trial alone
 REPEATS = 4  # times that a size is timed, the first one included; nothing follows from fewer
 UNLIKELY = 3.0  # trials that are so many times slower together than alone: another program had the machine meanwhile
 LOST, LOSS = 10, 0.02  # steps alone, or the part of the certain steps, that may be lost on sizes that do not pay
 LARGEST = 512  # trials in a bundle: larger ones were never seen to gain
+
+
+def stopwatch(device: str) -> Callable[[], float]:
+    """The clock that steps are timed by: where one thread of a CPU computes them, the time that this thread computes.
+
+    Other programs on the machine do not lengthen it, and they are what makes the times of a CPU differ.
+    """
+    return time.thread_time if device.startswith("cpu") and torch.get_num_threads() == 1 else time.perf_counter
 
 
 @dataclass
@@ -27,6 +39,8 @@ class Measuring:
     trials: int
     free: int  # bytes of memory that a bundle may take
     steps: float = float("inf")
+    clock: Callable[[], float] = time.perf_counter
+    guess: int = 0  # the size that paid for trials of another batch size: it is timed first, and then larger ones
     bytes: dict[int, int] = field(default_factory=dict)
     _times: dict[int, list[float]] = field(default_factory=dict)
 
@@ -38,8 +52,8 @@ class Measuring:
         """How many of ``left`` rows to train next."""
         wanted = self._wanted()
         if wanted is None:  # the best size is known in the middle of a step
-            return min(left, max(2, self.size))
-        return wanted if wanted <= left else min(left, max(self._times, default=left))
+            return min(left, self.size if self.size > 1 else self._fastest)
+        return wanted if wanted <= left else min(left, max((size for size in self._times if size > 1), default=left))
 
     def took(self, size: int, seconds: float, bytes: int | None) -> None:
         """A step of ``size`` trials took so long, and so much memory at its peak; a size of 1 is a trial alone.
@@ -64,13 +78,17 @@ class Measuring:
     @property
     def checking(self) -> float:
         """The seconds by which the first step together was longer than its repeats: it has found and checked a way."""
-        times = next((times for size, times in self._times.items() if size > 1), [0.0])  # the first that was timed
-        return max(0.0, times[0] - median(times[1:] or times))
+        size, times = next(((size, times) for size, times in self._times.items() if size > 1), (1, [0.0]))
+        if len(times) > 1:
+            return max(0.0, times[0] - median(times[1:]))
+        each = min((t / many for many, t in self.seconds.items() if many > 1), default=times[0] / size)
+        return max(0.0, times[0] - size * each)
 
     @property
     def lost(self) -> float:
         """The seconds by which the timed steps were longer than the same steps of trials alone, at the least."""
         alone, known = self.seconds.get(1, 0.0), {s: t[1:] for s, t in self._times.items() if len(t) >= REPEATS}
+        known.pop(self.guess, None)  # smaller sizes may pay all the same
         return sum(len(times) * max(0.0, min(times) - size * alone) for size, times in known.items())
 
     @property
@@ -92,7 +110,7 @@ class Measuring:
         return self._wanted() is None
 
     def _wanted(self) -> int | None:
-        size = 2
+        size = self._first
         while size < 2 * self.trials:
             size = min(size, self.trials)
             if size > self.ceiling or self.cut_short or self._hopeless():
@@ -104,16 +122,26 @@ class Measuring:
             size *= 2
         return None
 
+    @property
+    def _first(self) -> int:
+        """The size to begin with: the guessed one, unless it was timed and does not pay."""
+        guess = min(self.guess, self.trials, self.ceiling)
+        alone = {size: seconds for size, seconds in self.seconds.items() if size in (1, guess)}
+        return 2 if guess < 2 or (self._enough(guess) and best_size(alone, LARGEST) == 1) else guess
+
     def _enough(self, size: int) -> bool:
         return len(self._times.get(size, [])) >= REPEATS
 
     def _hopeless(self) -> bool:
-        """Whether two doublings in a row have made each trial's step slower."""
-        known = sorted(size for size in self._times if size == 1 or self._enough(size))
-        seconds = self.seconds
-        return len(known) > 2 and all(
-            marginal_benefit(seconds, a, b) < 0 for a, b in zip(known[-3:-1], known[-2:], strict=True)
-        )
+        """Whether no size can pay, by what each further trial costs in the two largest sizes that were timed."""
+        least = {**self._by(min), 1: self.seconds.get(1, 0.0)}  # other programs do not shorten a step
+        return len(self.seconds) > 2 and best_size(foreseen(least, UNKNOWN_SIZE), self.ceiling) == 1
+
+    @property
+    def _fastest(self) -> int:
+        """The size from 2 on at which each trial's step is shortest, as far as they were timed."""
+        each = {size: seconds / size for size, seconds in self.seconds.items() if size > 1}
+        return min(each, key=lambda size: each[size], default=2)
 
     @property
     def slope(self) -> tuple[int, int] | None:

@@ -14,13 +14,10 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from penstock.training.comparing import compared
 from penstock.training.fused.refusing import where_called
 from penstock.training.fused.stacked import Stacked, by_rows, name_of, refusal, rule_of
-from penstock.trial import Config
 
 Plain = float | int
 
@@ -28,34 +25,6 @@ Plain = float | int
 def is_number(value: object) -> bool:
     """Whether a value is a plain number, which a trial may have as its own."""
     return type(value) in (float, int)
-
-
-def floats_of(model: nn.Module) -> dict[str, float]:
-    """The plain floats among the attributes of modules that are not torch's own, by path and name."""
-    return {
-        f"{path}.{name}".lstrip("."): value
-        for path, module in model.named_modules()
-        if not type(module).__module__.startswith("torch.")
-        for name, value in vars(module).items()
-        if type(value) is float
-    }
-
-
-def configs_of(model: nn.Module, config: Config) -> list[str]:
-    """The attributes of modules that are the trial's whole config, as ``self.config = config`` makes them."""
-    plain = dict.copy(config)  # which notes no read, as the config itself may
-    return [
-        f"{path}.{name}".lstrip(".")
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if type(value) is dict and value and value.keys() == plain.keys() and compared(value) == compared(plain)
-    ]
-
-
-def set_attribute(model: nn.Module, label: str, value: Any) -> None:
-    """Let a module have another value under the path and name that ``floats_of`` and ``configs_of`` give."""
-    path, _, name = label.rpartition(".")
-    vars(model.get_submodule(path))[name] = value
 
 
 @dataclass
@@ -179,6 +148,9 @@ class Number:
 
     def __format__(self, spec: str) -> str:
         return format(self.plainly(), spec)
+
+    def __str__(self) -> str:
+        return str(self.plainly())
 
     def __repr__(self) -> str:
         return f"Number({self.name!r})"

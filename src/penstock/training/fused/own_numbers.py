@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from penstock.training.fused.configs import SharedConfig
-from penstock.training.fused.numbers import Notes, Number, Plain, numbered, set_attribute
+from penstock.training.fused.held import set_attribute
+from penstock.training.fused.numbers import Notes, Number, Plain, numbered
 from penstock.training.fused.stacked import ask_first
 from penstock.training.fused.watching import Numbered
 from penstock.trial import Config
@@ -29,24 +30,25 @@ class OwnNumbers:
         self._configs: Sequence[Config] = ()
         self._now: dict[str, Number] = {}
         self._rows = 0, 0
-        self._always: frozenset[str] | None = None
+        self._always: frozenset[str] = frozenset()  # names in the config
+        self._attributes: frozenset[str] = frozenset()  # paths and names in modules
 
-    def expect(self, names: frozenset[str]) -> None:
-        """Let these values of the config, and all floats of modules, be numbers in any case."""
-        self._always = names
+    def expect(self, names: frozenset[str], attributes: frozenset[str]) -> None:
+        """Let these values of the config, and these attributes of modules, be numbers in any case."""
+        self._always, self._attributes = names, attributes
 
-    def vary(self, floats: Sequence[Mapping[str, float]], configs: Sequence[Config]) -> SharedConfig:
-        """Take up other trials: the floats of their modules, and their configs, which are given as one."""
+    def vary(self, own: Sequence[Mapping[str, Plain]], configs: Sequence[Config]) -> SharedConfig:
+        """Take up other trials: the numbers of their modules, and their configs, which are given as one."""
         self._configs, self.given, self._now = configs, {}, {}
-        for attribute, value in floats[0].items():
-            rows = [own[attribute] for own in floats]
-            same = self._always is None and all(row == value for row in rows)
+        for attribute, value in own[0].items():
+            rows = [one[attribute] for one in own]
+            same = attribute not in self._attributes and all(row == value for row in rows)
             set_attribute(self._template, attribute, value if same else self._add(attribute, rows))
-        shared = SharedConfig(configs, self._number, self._always or frozenset())
+        shared = SharedConfig(configs, self._number, self._always)
         for name in self._read:
             if not all(name in config for config in configs):
                 continue
-            if any(config[name] != configs[0][name] for config in configs) or name in (self._always or ()):
+            if any(config[name] != configs[0][name] for config in configs) or name in self._always:
                 self._add(label(name), [config[name] for config in configs])
         return shared
 

@@ -22,8 +22,9 @@ from penstock.task import Task
 from penstock.training.copying import copied
 from penstock.training.data import handed_out
 from penstock.training.fused.configs import SharedConfig
+from penstock.training.fused.held import attributes_of, configs_of, hold, set_attribute
 from penstock.training.fused.keys import BundleKeys, NoKeys
-from penstock.training.fused.numbers import Notes, configs_of, floats_of, set_attribute
+from penstock.training.fused.numbers import Notes, Plain
 from penstock.training.fused.operators.normalized import waiting
 from penstock.training.fused.operators.scripts import refuse_scripts
 from penstock.training.fused.own_numbers import OwnNumbers
@@ -103,17 +104,17 @@ class Way(ABC):
                 setattr(module, attribute, site)
                 self._sites.append(site)
         self._fixed = tuple(fixed)
-        floats = [floats_of(model) for model in models]
-        labels = [label for label in floats[0] if all(label in other for other in floats)]
-        self._vary_numbers([{label: own[label] for label in labels} for own in floats], configs)
+        found = [attributes_of(model) for model in models]
+        labels = [label for label in found[0] if all(label in other for other in found)]
+        self._vary_numbers([{label: own[label] for label in labels} for own in found], configs)
         for label in configs_of(models[0], configs[0]):
-            set_attribute(self.template, label, self.config)
+            hold(self.template, label, self.config)
 
-    def _vary_numbers(self, floats: Sequence[Mapping[str, float]], configs: Sequence[Config]) -> None:
+    def _vary_numbers(self, own: Sequence[Mapping[str, Plain]], configs: Sequence[Config]) -> None:
         """The attributes of the user's modules, and the config; refuses attributes that differ."""
         self.config = SharedConfig(configs)
-        for label, value in floats[0].items():
-            if any(other[label] != value for other in floats):
+        for label, value in own[0].items():
+            if any(other[label] != value for other in own):
                 raise Unfusable(f"{label} differs from trial to trial, which the {self.name} way cannot do")
             set_attribute(self.template, label, value)
 
@@ -181,17 +182,17 @@ class Native(Way):
         self._averaging = [m for m in self.template.modules() if isinstance(m, _BatchNorm) and m.momentum is None]
         self._own = OwnNumbers(self.template)
 
-    def expect(self, names: frozenset[str]) -> None:
-        """Let some values of the config, and all floats of modules, be numbers even where all trials have the same."""
-        self._own.expect(names)
+    def expect(self, names: frozenset[str], attributes: frozenset[str]) -> None:
+        """Let some values of the config, and attributes of modules, be numbers even where all trials have the same."""
+        self._own.expect(names, attributes)
 
     @property
     def notes(self) -> Notes:
         """How the numbers of configs and of the user's modules were used."""
         return self._own.notes
 
-    def _vary_numbers(self, floats: Sequence[Mapping[str, float]], configs: Sequence[Config]) -> None:
-        self.config = self._own.vary(floats, configs)
+    def _vary_numbers(self, own: Sequence[Mapping[str, Plain]], configs: Sequence[Config]) -> None:
+        self.config = self._own.vary(own, configs)
 
     @property
     def fixed(self) -> tuple[tuple[str, str, object], ...]:

@@ -92,7 +92,7 @@ class FusedRun(Run):
                     if not count:
                         fused.step(measuring=self.measuring)
                 except Differs as error:
-                    yield self._not_fused(f"a step together was another than alone: {error}")
+                    yield from self._not_fused(f"a step together was another than alone: {error}")
                     yield from self._send_back()
                     return
                 except Unfusable as error:
@@ -211,12 +211,14 @@ class FusedRun(Run):
         self.members.remove(member)
         return member.stopped()
 
-    def _not_fused(self, reason: str) -> Measured:
+    def _not_fused(self, reason: str) -> Events:
         self.fused.recipe.refuse()
-        return Measured(self.bundle.signature, self.worker.device, "sharing", {}, 1, reason, "solo")
+        told = Measured(self.bundle.signature, self.worker.device, "sharing", {}, 1, reason, "solo")
+        yield replace(told, kind="refusing")  # kept first: what comes of the other ends this bundle
+        yield told
 
     def _dissolve(self, reason: str) -> Events:
-        yield self._not_fused(reason)
+        yield from self._not_fused(reason)
         for member in list(self.members):
             if member.reported:
                 yield self._stop(member)
@@ -276,20 +278,21 @@ class FusedRun(Run):
 
     def _measure_alone(self) -> Events:
         """The first trial takes a few steps alone before it joins the others."""
-        from penstock.training.fused.measuring import ALONE, Measuring
+        from penstock.training.fused.measuring import ALONE, Measuring, stopwatch
 
         if self.bundle.size is not None:
             self.fused.recipe.limit(self.bundle.size)
             return
         certain = sum(member.certain() for member in self.members)
-        self.measuring = Measuring(len(self.members), self.worker.free_bytes(), certain)
+        clock = stopwatch(self.worker.device)
+        self.measuring = Measuring(len(self.members), self.worker.free_bytes(), certain, clock, self.bundle.guess)
         first = self.members[0]
         if any(first.training is trial for trial in self.fused.trials):  # it was here alone until now
             self.fused.leave(first.training)
         for _ in range(ALONE):
             if any(first.training is ended for ended in self.fused.ended):
                 break  # a unit has ended, which the next boundary reports
-            began = time.perf_counter()
+            began, timed = time.perf_counter(), clock()
             try:
                 self.fused.step_alone(first.training)
                 for _, error in self.fused.take_failed():  # of its scheduler
@@ -302,7 +305,7 @@ class FusedRun(Run):
                     yield from self._measure_alone()
                 return
             self.worker.synchronize()
-            self.measuring.took(1, time.perf_counter() - began, None)
+            self.measuring.took(1, clock() - timed, None)
             self.worker.account.charge([first.entry], time.perf_counter() - began)
             yield None
 
