@@ -100,3 +100,11 @@ def test_where_a_pack_loses_it_is_dissolved_and_not_tried_again():
 def test_on_a_cpu_auto_packs_nothing():
     study().run(progress=False)
     assert "packed" not in modes()
+
+
+def test_simulated_processes_share_a_device_as_real_ones_do():
+    there = ps.Simulated(devices=1, processes=True, unit_seconds=1.0, curve=ps.Curve(sharing=(1.0,) * 8))
+    result = study().run(on=there, sharing="processes", progress=False)
+    assert modes() == {"processes": 8}
+    assert [len(trial.curve) for trial in result.trials] == [2] * 8
+    assert log()[-1].clock == 2, "all at once, in the time of one"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.bundle import Device, Job, TrialFailed
+from penstock.bundle import Bundle, Device, Job, TrialFailed
 from penstock.executors.processes import seats, sharing
 from penstock.executors.processes.sharing import TrialProcesses
 from penstock.executors.processes.worker import teller
@@ -24,9 +24,16 @@ study = studies(Blobs, SPACE, trials=5, algorithm=ps.Random(budget=2, concurrenc
 
 
 class TestTrialProcesses(ExecutorContract):
+    """Whatever the contract places has a process for each trial, bundles that it fuses among them."""
+
     @classmethod
     def make(cls, job):
         return TrialProcesses(job)
+
+    def place(self, executor, *placements, device=0, name="a", **fused):
+        on = (executor.devices()[device].name,)
+        parts = tuple(Bundle(f"{name} {one.trial} {one.attempt}", on, (one,)) for one in placements)
+        executor.place(Bundle(name, on, placements, "processes", parts=parts))
 
 
 @pytest.fixture(autouse=True)
