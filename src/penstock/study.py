@@ -337,7 +337,7 @@ class Study:
         if alone or isinstance(self.task, FunctionTask) or shards(self.task) > 1 or "fused" not in executor.modes:
             together = "never"
         model = SpeedModel(together, spreads=self._spreads(executor, how))
-        if how.deterministic:
+        if how.deterministic or how.sharing == "processes":  # a unit beside other processes says nothing of one alone
             return Pace(model)
         profiles = Profiles.open(dir.parent / "profiles.jsonl", kept=not isinstance(how.on, Simulated) or how.on.kept)
         return Pace(model, Shelf(profiles, fingerprint(self.task)))

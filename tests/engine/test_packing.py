@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -108,3 +109,4 @@ def test_simulated_processes_share_a_device_as_real_ones_do():
     assert modes() == {"processes": 8}
     assert [len(trial.curve) for trial in result.trials] == [2] * 8
     assert log()[-1].clock == 2, "all at once, in the time of one"
+    assert not Path(".penstock/profiles.jsonl").exists(), "such seconds are not those of a trial alone"

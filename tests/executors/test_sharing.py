@@ -321,6 +321,7 @@ def test_processes_on_a_gpu_are_as_many_as_its_cores_and_its_memory_serve(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     made = [seats.Seat(Device(f"cuda:{i}", "h200", memory * 2**30), f"cuda:{i}") for i in range(devices)]
     assert sharing.most(made) == processes
+    assert {one.threads for one in sharing.divided(made, processes)} == {max(1, cores // devices // processes)}
 
 
 def test_on_a_gpu_room_is_kept_for_what_a_process_takes_before_its_trial(gpus, control, tmp_path):

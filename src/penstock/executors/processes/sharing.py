@@ -42,7 +42,7 @@ class TrialProcesses(ProcessExecutor):
         self._started: list[Daemon] = []
         self._said = False  # whether it was said that processes take turns
         try:
-            super().__init__(job, workers, [divided(seat, self.processes) for seat in seats])
+            super().__init__(job, workers, divided(seats, self.processes))
         except BaseException:
             self._quit()
             raise
@@ -202,16 +202,22 @@ def most(seats: Sequence[Seat]) -> int:
     first = seats[0].device
     if first.type == "cpu":
         return first.threads or 1
-    cores, least = len(os.sched_getaffinity(0)), min(seat.device.memory for seat in seats)
-    return max(1, min(CLIENTS, cores // len(seats), least // CONTEXTS // CONTEXT))
+    least = min(seat.device.memory for seat in seats)
+    return max(1, min(CLIENTS, _cores() // len(seats), least // CONTEXTS // CONTEXT))
 
 
-def divided(seat: Seat, processes: int) -> Seat:
-    """A seat whose threads are divided among so many processes."""
-    if seat.device.type == "cpu":
-        threads = max(1, (seat.threads or 1) // processes)
-        return replace(seat, threads=threads, device=replace(seat.device, threads=threads))
-    return replace(seat, threads=1)
+def divided(seats: Sequence[Seat], processes: int) -> list[Seat]:
+    """Seats whose threads, or whose parts of the machine's cores, are divided among so many processes."""
+    made = []
+    for seat in seats:
+        threads = max(1, (seat.threads or _cores() // len(seats)) // processes)
+        device = replace(seat.device, threads=threads) if seat.device.type == "cpu" else seat.device
+        made.append(replace(seat, threads=threads, device=device))
+    return made
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def uuid(seat: Seat) -> str:
