@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.bundle import Bundle, Device, Job, TrialFailed
+from penstock.bundle import Bundle, Device, Job, Placement, TrialFailed, TrialFinished
 from penstock.executors.processes import seats, sharing
 from penstock.executors.processes.sharing import TrialProcesses
 from penstock.executors.processes.worker import teller
 from penstock.log.events import Failed, Measured, Placed, Reported
 from penstock.log.timeline import timeline
+from penstock.task import as_task
 from tests.contracts.executors import ExecutorContract
 from tests.studies import log, studies
 from tests.tasks import Blobs
@@ -287,6 +288,36 @@ def test_trials_that_died_together_under_mps_are_retried_apart(gpus, control, mo
     for row in again:
         others = [other for other in timeline(log()) if other.trial != 1]
         assert not any(other.start < row.end and row.start < other.end for other in others)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_after_a_fault_idle_processes_go_and_the_next_ones_have_another_daemon(fault, gpus, control, tmp_path):
+    calls = control()
+    executor = TrialProcesses(Job(as_task(endless), 0, "loss", "min", tmp_path / "states"))
+    suite = TestTrialProcesses()
+    try:
+        suite.place(executor, Placement(0, 1, {}, 10**6), Placement(1, 1, {}, 10**6))
+        suite.place(executor, Placement(0, 1, {}, 10**6))
+        suite.until_left(executor)
+        faulty, idle = sorted(executor._workers.values(), key=lambda one: not one.running)
+        if fault:
+            executor._take_in(faulty, "lost", "an illegal address")
+        os.kill(faulty.process.pid, signal.SIGKILL)
+        (died,) = [e for e in suite.until_left(executor) if isinstance(e, TrialFailed)]
+        assert died.died
+        assert not died.alone
+        assert not executor._workers
+        assert idle.connection.closed
+        suite.place(executor, Placement(0, 2, {}, 2))
+        assert isinstance(suite.until_left(executor)[-1], TrialFinished)
+    finally:
+        executor.close()
+    assert Counter(word for word, *_ in calls()) == dict.fromkeys(["-d", "get_server_list", "quit"], 1 + fault)
+
+
+def endless(trial):
+    for unit in range(1, 10**9):
+        trial.report(unit, loss=1)
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -86,6 +86,8 @@ class ProcessExecutor(Executor):
             if not ready:
                 return []
             for worker in workers:
+                if self._workers.get(worker.name) is not worker:
+                    continue  # it went with another
                 if worker.process.told in ready and worker.process.hear():
                     self._bury(worker)
                 elif worker.connection in ready:

@@ -127,8 +127,21 @@ class TrialProcesses(ProcessExecutor):
         """Only under MPS can another process have ended this one."""
         alone = not under_mps(worker.seat.environment)
         del self._workers[worker.name]
+        if not alone:
+            self._leave_faulty(worker)
         for trial, attempt in worker.running:
             self._events.append(TrialFailed(trial, attempt, how, died=True, study=worker.study, alone=alone))
+
+    def _leave_faulty(self, worker: Process) -> None:
+        """A client of MPS died: end idle clients, which a fault breaks unseen; after a fault, use another daemon."""
+        device, mine = worker.seat.device.name, worker.seat.environment.items()
+        for other in self._on(device):
+            if not other.running and under_mps(other.seat.environment):
+                other.process.kill()
+                del self._workers[other.name]
+        daemon = self._daemons.get(device)
+        if worker.said and daemon is not None and daemon.environment.items() <= mine:
+            del self._daemons[device]
 
     # MPS
 
