@@ -243,21 +243,25 @@ def test_where_mps_refuses_processes_take_turns_which_is_said_once(gpus, control
 
 
 class Refused(Blobs):
-    """A task that no client of MPS can have: its process cannot begin."""
+    """A task that no client of MPS can have: its process raises before it can begin, or dies."""
 
-    def __init__(self):
-        self.made = True  # a task without any state has none to set
+    def __init__(self, dies):
+        self.dies = dies
 
     def __setstate__(self, state):
-        if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        if "CUDA_MPS_PIPE_DIRECTORY" not in os.environ:
+            self.__dict__.update(state)
+        elif state["dies"]:
+            os._exit(7)
+        else:
             raise RuntimeError("no such client")
-        self.__dict__.update(state)
 
 
-def test_where_mps_takes_no_process_they_take_turns(gpus, control):
+@pytest.mark.parametrize(("dies", "said"), [(False, "RuntimeError: no such client"), (True, "exited with status 7")])
+def test_where_mps_takes_no_process_they_take_turns(dies, said, gpus, control):
     calls = control()
-    with pytest.warns(UserWarning, match="a process could not begin: RuntimeError: no such client"):
-        result = run(study(Refused(), trials=2))
+    with pytest.warns(UserWarning, match=f"a process could not begin: .*{said}"):
+        result = run(study(Refused(dies), trials=2))
     assert [len(curve) for curve in curves(result)] == [2, 2]
     assert [word for word, *_ in calls()] == ["-d", "get_server_list", "quit"]
 
