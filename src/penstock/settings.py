@@ -164,7 +164,7 @@ class RunSettings:
     def packs(self, task: AnyTask, space: Space, seed: int, *, concurrent: bool) -> Packing | None:
         """Which trials are packed; None where none is. Bundles that would take turns gain nothing by it.
 
-        Trials in processes of their own join a device in the order of asking.
+        Trials in processes of their own join a device in the order of asking: without domains, all are near each other.
         """
         if self.sharing == "processes":
             return Packing(forced=True, mode="processes")

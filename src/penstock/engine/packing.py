@@ -38,8 +38,8 @@ class Packs:
 
     @property
     def features(self) -> Callable[[Config], tuple[Hashable, ...]] | None:
-        """Where a config is in the space, if trials may be packed; those in processes join in the order of asking."""
-        return None if self._packing is None or self._packing.mode == "processes" else self._packing.features
+        """Where a config is in the space, if trials may be packed."""
+        return None if self._packing is None else self._packing.features
 
     def join(self, view: View, made: Sequence[Assignment], demands: Sequence[Demand], speed: Speed) -> list[Assignment]:
         """The assignments, and trials that got no devices and join the packs there; a suspect may kill its worker."""
@@ -113,7 +113,7 @@ class Packs:
         """The part of a pack that a trial enters: the fused bundle of its signature, or else a bundle of its own."""
         placing = self._placing
         signature, size = placing.descriptions.of(one.trial).signature or "", placing.size(one)
-        fuses = bool(signature) and size != 1 and not lonely and place.mode == "packed"
+        fuses = bool(signature) and size != 1 and not lonely
         kind = placing.queue.waiting[one.trial].signature if fuses else one.trial
         place.measure = place.measure or self._measures(place, one)
         if kind not in place.parts:
