@@ -8,8 +8,12 @@ import pytest
 from torch import nn
 
 import penstock as ps
+from penstock.bundle import Device, Placement
+from penstock.engine.bundling import Bundling
+from penstock.engine.clocking import Pace
 from penstock.log.events import Measured, Placed
 from penstock.log.timeline import timeline
+from penstock.scheduling.base import Assignment, Demand
 from tests.studies import log, studies
 from tests.tasks import Blobs, trivial
 
@@ -110,3 +114,18 @@ def test_simulated_processes_share_a_device_as_real_ones_do():
     assert [len(trial.curve) for trial in result.trials] == [2] * 8
     assert log()[-1].clock == 2, "all at once, in the time of one"
     assert not Path(".penstock/profiles.jsonl").exists(), "such seconds are not those of a trial alone"
+
+
+@pytest.mark.parametrize("mode", ["packed", "processes"])
+def test_the_trials_that_are_there_divide_their_device_equally(mode):
+    there, pace = {"gpu 0": Device("gpu 0", "h200", 8)}, Pace()
+    bundling = Bundling(lambda bundle: None, lambda: 0.0, pace, "s")
+    pace.look(there)
+    bundling.look(there)
+    place = bundling.make(("gpu 0",), mode, "")
+    for trial, share in ((0, 1.0), (1, 0.5)):
+        one = Assignment(trial, place.devices, share, packed=True)
+        bundling.enter(place, Demand(trial, "g", 1), Placement(trial, 1, {}, 1), one)
+    assert {trial: one.share for trial, one in bundling.assigned.items()} == {0: 0.5, 1: 0.5}
+    bundling.left(0)
+    assert bundling.assigned[1].share == 1
