@@ -1,6 +1,7 @@
 """Trials that share a device in worker processes of their own: real ones on this CPU, and a daemon that is a script."""
 
 import os
+import select
 import signal
 from collections import Counter
 from pathlib import Path
@@ -294,8 +295,8 @@ def test_trials_that_died_together_under_mps_are_retried_apart(gpus, control, mo
         assert not any(other.start < row.end and row.start < other.end for other in others)
 
 
-@pytest.mark.parametrize("fault", [False, True])
-def test_after_a_fault_idle_processes_go_and_the_next_ones_have_another_daemon(fault, gpus, control, tmp_path):
+@pytest.mark.parametrize(("fault", "both"), [(False, False), (True, False), (False, True)])
+def test_after_a_fault_idle_processes_go_and_the_next_ones_have_another_daemon(fault, both, gpus, control, tmp_path):
     calls = control()
     executor = TrialProcesses(Job(as_task(endless), 0, "loss", "min", tmp_path / "states"))
     suite = TestTrialProcesses()
@@ -306,7 +307,9 @@ def test_after_a_fault_idle_processes_go_and_the_next_ones_have_another_daemon(f
         faulty, idle = sorted(executor._workers.values(), key=lambda one: not one.running)
         if fault:
             executor._take_in(faulty, "lost", "an illegal address")
-        os.kill(faulty.process.pid, signal.SIGKILL)
+        for one in (idle, faulty) if both else (faulty,):
+            os.kill(one.process.pid, signal.SIGKILL)
+            select.select([one.process.told], [], [])
         (died,) = [e for e in suite.until_left(executor) if isinstance(e, TrialFailed)]
         assert died.died
         assert not died.alone
