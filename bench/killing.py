@@ -78,22 +78,28 @@ def falling(trial: Any) -> None:
 
 @dataclass(frozen=True)
 class Mode:
-    """How trials train: a task or a function, on one worker or two; ``within`` is how far curves may differ."""
+    """How trials train: a task or a function, on one worker or two; ``within`` is how far curves may differ.
+
+    The CPU has as many ``threads`` as are said, so that as many trials share it where each has a process of its own.
+    """
 
     task: Callable[[], object]
     how: dict[str, Any]
     within: float = 0.0
+    threads: int = 1
 
     @property
     def ordered(self) -> bool:
         """Whether invariant 4 promises equal decisions."""
-        return "workers" not in self.how
+        return "workers" not in self.how and self.threads == 1
 
 
 MODES = {
     "function": Mode(lambda: falling, {"sharing": "solo"}),
     "solo": Mode(Small, {"sharing": "solo"}),
     "fused": Mode(Small, {"sharing": "fused"}, 1e-6),
+    "function, processes": Mode(lambda: falling, {"sharing": "processes"}, threads=3),
+    "processes": Mode(Small, {"sharing": "processes"}, threads=3),
     "function, 2 workers": Mode(lambda: falling, {"workers": 2, "sharing": "solo"}),
     "solo, 2 workers": Mode(Small, {"workers": 2, "sharing": "solo"}),
     "fused, 2 workers": Mode(Small, {"workers": 2, "sharing": "fused"}, 1e-6),
@@ -117,7 +123,8 @@ class Case:
     def run(self, dir: Path) -> None:
         """Run the study in a folder to its end."""
         mode = MODES[self.mode]
-        study(self.algorithm, mode.task(), dir, self.seed).run(progress=False, **mode.how)
+        with mock.patch.object(torch, "get_num_threads", return_value=mode.threads):
+            study(self.algorithm, mode.task(), dir, self.seed).run(progress=False, **mode.how)
 
 
 @dataclass(frozen=True)

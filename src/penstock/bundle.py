@@ -82,7 +82,8 @@ class Bundle:
     from. The one trial of a distributed bundle has a worker on each of the devices; ``rank`` is this worker's number.
     All workers come to the ``meeting``, an address that the first worker makes. ``measure`` tells them to time a step
     on 1, 2, 4, … of the devices.
-    A packed bundle is made of ``parts``, which are solo and fused bundles; its placements are theirs.
+    A packed bundle is made of ``parts``, which are solo and fused bundles; its placements are theirs. The parts of a
+    "processes" bundle are solo, and each has a worker process of its own.
     ``threads`` is how many threads a worker on a CPU computes with, None where that is left to torch.
     """
 
@@ -180,6 +181,7 @@ class TrialFailed:
 
     ``unwritten`` says that the place for states cannot be used. No trial is at fault then, and the study ends until
     that place is mended. ``lost`` names the file of a state that is gone or damaged: the trial goes on without it.
+    ``alone`` says that the trial died in a process of its own, which no other trial can have ended.
     """
 
     trial: int
@@ -189,6 +191,7 @@ class TrialFailed:
     unwritten: bool = False
     lost: str = ""
     study: str = ""
+    alone: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from penstock.algorithms.base import Algorithm
 
-SHARING = ("auto", "solo", "fused", "packed", "distributed")
+SHARING = ("auto", "solo", "fused", "packed", "processes", "distributed")
 SCHEDULERS: dict[str, Scheduler] = {
     "waterfill": waterfill,
     "dynamic_fluid": dynamic_fluid,
@@ -57,6 +57,7 @@ class RunSettings:
     deterministic: bool = False
     packing: str | None = None
     similarity: float | None = None
+    active_threads: float | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -73,7 +74,7 @@ class RunSettings:
             raise StudyError(f"sharing must be one of {', '.join(SHARING)}, got {shown(self.sharing)}.")
         if not isinstance(self.scheduler, str) or self.scheduler not in SCHEDULERS:
             raise StudyError(f"scheduler must be one of {', '.join(SCHEDULERS)}, got {shown(self.scheduler)}.")
-        if self.scheduler == "fifo" and self.sharing in ("fused", "packed", "distributed"):
+        if self.scheduler == "fifo" and self.sharing in ("fused", "packed", "processes", "distributed"):
             raise StudyError(
                 f'scheduler="fifo" gives each trial a device of its own: leave sharing="{self.sharing}" out.'
             )
@@ -100,6 +101,7 @@ class RunSettings:
                 "deterministic=True measures nothing, and sharing='distributed' has to: leave one of them out."
             )
         self._check_packing()
+        self._check_processes()
         object.__setattr__(self, "workers", workers)
         object.__setattr__(self, "weight", weight)
 
@@ -119,6 +121,36 @@ class RunSettings:
                 )
         object.__setattr__(self, "similarity", similarity)
 
+    def _check_processes(self) -> None:
+        percentage = finite(self.active_threads)
+        if self.active_threads is not None and (percentage is None or not 0 < percentage <= 100):
+            raise StudyError(
+                f"active_threads must be a percentage above 0 and at most 100, got {shown(self.active_threads)}."
+            )
+        object.__setattr__(self, "active_threads", percentage)
+        if self.sharing != "processes":
+            if percentage is not None:
+                raise StudyError(
+                    f'active_threads= limits processes that share a GPU, got sharing="{self.sharing}": use '
+                    'sharing="processes", or leave active_threads= out.'
+                )
+            return
+        if self.deterministic:
+            raise StudyError(
+                'deterministic=True needs reports in one order, and those of sharing="processes" come in the order of '
+                "their times: leave one of them out."
+            )
+        if self.ray:
+            raise StudyError(
+                'sharing="processes" starts worker processes on this machine, and on a Ray cluster each device has one '
+                'worker: leave on= out, or use sharing="packed".'
+            )
+        if isinstance(self.on, Simulated) and not self.on.processes:
+            raise StudyError(
+                'sharing="processes" needs simulated devices that trials can share in processes of their own: use '
+                "Simulated(processes=True)."
+            )
+
     @property
     def ray(self) -> bool:
         """Whether the study runs on a Ray cluster."""
@@ -130,7 +162,12 @@ class RunSettings:
         return SCHEDULERS[self.scheduler]
 
     def packs(self, task: AnyTask, space: Space, seed: int, *, concurrent: bool) -> Packing | None:
-        """Which trials are packed; None where none is. Bundles that would take turns gain nothing by it."""
+        """Which trials are packed; None where none is. Bundles that would take turns gain nothing by it.
+
+        Trials in processes of their own join a device in the order of asking: without domains, all are near each other.
+        """
+        if self.sharing == "processes":
+            return Packing(forced=True, mode="processes")
         measured = self.sharing == "auto" and concurrent and not self.deterministic and self.scheduler != "fifo"
         if self.sharing != "packed" and not (measured and isinstance(task, Task) and shards(task) == 1):
             return None
@@ -180,6 +217,7 @@ class TuneOptions(TypedDict, total=False):
     deterministic: bool
     packing: str | None
     similarity: float | None
+    active_threads: float | None
     allow_changes: bool
     progress: bool | None
 
@@ -197,14 +235,15 @@ def check_task(settings: RunSettings, task: AnyTask, states: str | None) -> None
         raise StudyError(
             "deterministic=True needs Simulated(unit_seconds=...): without it a unit takes as long as it really took."
         )
-    several = settings.ray or (settings.workers or 1) > 1
+    several = settings.ray or (settings.workers or 1) > 1 or settings.sharing == "processes"
     if several and states is not None and states.startswith("memory:"):
-        raise StudyError(f"Expected a place that all workers reach, got states={states!r}: use workers=1.")
+        less = "another sharing=" if settings.sharing == "processes" else "workers=1"
+        raise StudyError(f"Expected a place that all workers reach, got states={states!r}: use {less}.")
     count = shards(task)
     if count == 1:
         return
     what = f"{task_name(task)} has shards = {count}, so that each trial trains on {count} devices"
-    if settings.sharing in ("solo", "fused", "packed"):
+    if settings.sharing in ("solo", "fused", "packed", "processes"):
         raise StudyError(f"{what}, got sharing={settings.sharing!r}: leave it out.")
     if settings.workers is None and not settings.ray and not simulated:
         raise StudyError(f"{what}, and without workers= there is one: use workers={count} or more.")

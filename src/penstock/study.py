@@ -183,6 +183,7 @@ class Study:
         deterministic: bool = False,
         packing: str | None = None,
         similarity: float | None = None,
+        active_threads: float | None = None,
         allow_changes: bool = False,
         progress: bool | None = None,
     ) -> Result:
@@ -195,8 +196,10 @@ class Study:
                 of 60.
             sharing: how trials share devices. "solo": one trial a device. "fused": many trials as one model, in bundles
                 as large as possible. "packed": unlike trials on one device too, as many as its memory holds; trials
-                that are alike are fused inside the pack. "distributed": never several trials on a device, and one trial
-                on several devices where that pays. "auto": whichever of these is measured to pay.
+                that are alike are fused inside the pack. "processes": a worker process for each trial, several on a
+                device of this machine, on a GPU under MPS where its daemon starts. "distributed": never several trials
+                on a device, and one trial on several devices where that pays. "auto": whichever of "solo", "fused",
+                "packed" and "distributed" is measured to pay.
             scheduler: how devices are divided among trials: "waterfill", "dynamic_fluid", "static_fluid", or "fifo",
                 one trial a device.
             workers: the most devices to use, each with a worker of its own. The default is 1 on this machine, which
@@ -211,12 +214,14 @@ class Study:
                 default), "random", or "batch_size", trials of its batch size alone.
             similarity: how far a config may be from that of its pack's first trial: a step of a number counts 1, and
                 so does another category. Without it any trial may join.
+            active_threads: the most percent of a GPU's threads that each process of sharing="processes" may use, which
+                MPS calls the active thread percentage. Without it each may use all.
             allow_changes: go on although the task, the space or the algorithm changed since the log was written.
             progress: whether to show progress: a live block on a terminal, a live line in a notebook, and elsewhere a
                 line on stderr now and then. None is as True.
         """
         check_flags(allow_changes=allow_changes, progress=True if progress is None else progress)
-        sharing_how = sharing, scheduler, growing, mixed_types, deterministic, packing, similarity
+        sharing_how = sharing, scheduler, growing, mixed_types, deterministic, packing, similarity, active_threads
         how = RunSettings(on, workers, weight, *sharing_how)
         self.task = as_task(self.task)  # its settings may have changed since the study was made
         check_task(how, self.task, self.states)
@@ -313,6 +318,10 @@ class Study:
             address, more = settings(how.on)
             folder, least = None if self.file is None else code_of(Path(self.file)), shards(self.task)
             return RayExecutor(job, address, workers=how.workers, least=least, weight=how.weight, folder=folder, **more)
+        if how.sharing == "processes":
+            from penstock.executors.processes.sharing import TrialProcesses
+
+            return TrialProcesses(job, how.workers or 1, how.active_threads)
         if how.workers is None or how.workers == 1:
             from penstock.executors.local import LocalExecutor
 
@@ -324,11 +333,11 @@ class Study:
     def _pace(self, executor: Executor, how: RunSettings, dir: Path) -> Pace:
         """The speed model of this run, with the profiles of earlier ones; it says whether trials may share devices."""
         together: Sharing = "forced" if how.sharing == "fused" else "fixed" if how.deterministic else "measured"
-        alone = how.sharing in ("solo", "distributed") or how.scheduler == "fifo" or isinstance(self.task, FunctionTask)
-        if alone or shards(self.task) > 1 or "fused" not in executor.modes:
+        alone = how.sharing in ("solo", "processes", "distributed") or how.scheduler == "fifo"
+        if alone or isinstance(self.task, FunctionTask) or shards(self.task) > 1 or "fused" not in executor.modes:
             together = "never"
         model = SpeedModel(together, spreads=self._spreads(executor, how))
-        if how.deterministic:
+        if how.deterministic or how.sharing == "processes":  # a unit beside other processes says nothing of one alone
             return Pace(model)
         profiles = Profiles.open(dir.parent / "profiles.jsonl", kept=not isinstance(how.on, Simulated) or how.on.kept)
         return Pace(model, Shelf(profiles, fingerprint(self.task)))

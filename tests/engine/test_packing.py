@@ -10,10 +10,14 @@ from rich.console import Console
 from torch import nn
 
 import penstock as ps
+from penstock.bundle import Device, Placement
+from penstock.engine.bundling import Bundling
+from penstock.engine.clocking import Pace
 from penstock.log.events import Measured, Placed
 from penstock.log.timeline import packs, timeline
 from penstock.report.summary import device_facts, history_of, study_facts
 from penstock.report.tables import study_summary
+from penstock.scheduling.base import Assignment, Demand
 from tests.studies import log, studies
 from tests.tasks import Blobs, trivial
 
@@ -114,3 +118,27 @@ def test_where_a_pack_loses_it_is_dissolved_and_not_tried_again():
 def test_on_a_cpu_auto_packs_nothing():
     study().run(progress=False)
     assert "packed" not in modes()
+
+
+def test_simulated_processes_share_a_device_as_real_ones_do():
+    there = ps.Simulated(devices=1, processes=True, unit_seconds=1.0, curve=ps.Curve(sharing=(1.0,) * 8))
+    result = study().run(on=there, sharing="processes", progress=False)
+    assert modes() == {"processes": 8}
+    assert [len(trial.curve) for trial in result.trials] == [2] * 8
+    assert log()[-1].clock == 2, "all at once, in the time of one"
+    assert not Path(".penstock/profiles.jsonl").exists(), "such seconds are not those of a trial alone"
+
+
+@pytest.mark.parametrize("mode", ["packed", "processes"])
+def test_the_trials_that_are_there_divide_their_device_equally(mode):
+    there, pace = {"gpu 0": Device("gpu 0", "h200", 8)}, Pace()
+    bundling = Bundling(lambda bundle: None, lambda: 0.0, pace, "s")
+    pace.look(there)
+    bundling.look(there)
+    place = bundling.make(("gpu 0",), mode, "")
+    for trial, share in ((0, 1.0), (1, 0.5)):
+        one = Assignment(trial, place.devices, share, packed=True)
+        bundling.enter(place, Demand(trial, "g", 1), Placement(trial, 1, {}, 1), one)
+    assert {trial: one.share for trial, one in bundling.assigned.items()} == {0: 0.5, 1: 0.5}
+    bundling.left(0)
+    assert bundling.assigned[1].share == 1

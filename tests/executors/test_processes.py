@@ -123,7 +123,7 @@ def test_a_task_that_cannot_be_sent_is_refused_with_the_reason(tmp_path):
 
 
 def test_cores_are_divided_among_cpu_workers(two):
-    assert two._threads == max(1, torch.get_num_threads() // 2)
+    assert {device.threads for device in two.devices()} == {max(1, torch.get_num_threads() // 2)}
     assert [device.name for device in two.devices()] == ["cpu:0", "cpu:1"]
 
 

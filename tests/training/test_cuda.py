@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import penstock as ps
-from penstock.log.events import Reported, read
+from penstock.log.events import Measured, Reported, read
 from penstock.training.fused.speeding import Speeding
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials
@@ -65,6 +65,16 @@ def test_data_and_model_are_on_the_device_and_the_best_model_on_the_cpu():
 def test_donors_states_are_taken_over_on_the_device():
     result = run(Half(), ps.PBT(population=4, max_budget=4, interval=1), trials=None)
     assert [t.state for t in result.trials] == ["finished"] * 4
+
+
+def test_trials_in_processes_find_what_they_find_alone_under_mps_where_it_starts():
+    alone = run(Blobs(), ps.Random(budget=3), name="alone")
+    with warnings.catch_warnings(record=True) as told:
+        result = run(Blobs(), ps.Random(budget=3, concurrency=4), sharing="processes", name="processes")
+    (said,) = [event.reason for event in read(result.dir / "log.jsonl") if isinstance(event, Measured)]
+    assert said == "MPS runs their kernels side by side" or any("take turns" in str(one.message) for one in told)
+    for one, other in zip(curves(result), curves(alone), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
 
 
 def test_more_workers_than_devices_are_refused():

@@ -18,6 +18,7 @@ class Sharing(StrEnum):
     solo = "solo"
     fused = "fused"
     packed = "packed"
+    processes = "processes"
     distributed = "distributed"
 
 
@@ -89,11 +90,15 @@ Weight = Annotated[float, typer.Option(min=0.001, help="The study's part of a Ra
 HowShared = Annotated[
     Sharing,
     typer.Option(
-        help="solo: one trial a device. fused: many as one model. packed: unlike ones too. auto: what pays, measured."
+        help="solo: one trial a device. fused: many as one model. packed: unlike ones too. processes: a process each. "
+        "auto: what pays, measured."
     ),
 ]
 HowPacked = Annotated[Packing | None, typer.Option(help="Which trials join a pack first; the nearest unless given.")]
 Similarity = Annotated[float | None, typer.Option(help="How far from its pack's first trial a config may be.")]
+ActiveThreads = Annotated[
+    float | None, typer.Option(help="The most percent of a GPU's threads for each process of --sharing processes.")
+]
 HowScheduled = Annotated[
     Scheduler, typer.Option(help="How trials divide the devices; fifo: one trial a device, in the order of asking.")
 ]

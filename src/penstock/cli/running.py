@@ -14,6 +14,7 @@ from penstock.cli.ending import BAD_USAGE, FAILED, apart, refused
 from penstock.cli.loading import load, origin
 from penstock.cli.options import (
     HOME,
+    ActiveThreads,
     AllowChanges,
     Deadline,
     Deterministic,
@@ -68,6 +69,7 @@ def run(
     deterministic: Deterministic = False,
     packing: HowPacked = None,
     similarity: Similarity = None,
+    active_threads: ActiveThreads = None,
     on: On = "local",
     devices: Devices = None,
     dir: OwnDir = None,
@@ -102,6 +104,7 @@ def resume(
     deterministic: Deterministic = False,
     packing: HowPacked = None,
     similarity: Similarity = None,
+    active_threads: ActiveThreads = None,
     on: On = "local",
     devices: Devices = None,
     states: States = None,

@@ -12,7 +12,10 @@ from penstock.scheduling.base import FULL, Assignment, Demand, Room
 
 @dataclass(eq=False)
 class Place:
-    """A bundle, and the trials that are to leave it. A packed one has ``parts``, by the signature or trial of each."""
+    """A bundle, and the trials that are to leave it.
+
+    A pack has ``parts``, by the signature or trial of each; so have trials in processes of their own.
+    """
 
     name: str
     devices: tuple[str, ...]
@@ -134,9 +137,10 @@ class Bundling:
         self._even(place)
 
     def _even(self, place: Place) -> None:
-        """Let the trials of a pack divide its device equally."""
-        if place.mode == "packed":
-            for trial in place.members.keys() & self.assigned.keys():
+        """Let the trials of a pack, or of processes, divide their device equally."""
+        there = place.members.keys() & self.assigned.keys()
+        if any(self.assigned[trial].packed for trial in there):
+            for trial in there:
                 self.hold(replace(self.assigned[trial], share=place.share, packed=True))
 
     def hold(self, assignment: Assignment) -> None:

@@ -249,7 +249,7 @@ class Engine:
         elif event.unwritten:
             raise StudyError(event.error)
         else:
-            own = self.placing.blames(event.trial, died=event.died)
+            own = self.placing.blames(event.trial, died=event.died, alone=event.alone)
             self.placing.left(event.trial)
             if event.lost:
                 self.collecting.lose(event.lost)

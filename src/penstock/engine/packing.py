@@ -1,4 +1,4 @@
-"""Packs: the bundles that share a device in one worker, and the trials that join them."""
+"""Packs: the bundles that share a device, in one worker or each in a process of its own, and the trials that join."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Packs:
 
     @property
     def forced(self) -> bool:
-        """Whether every bundle on one device is a pack."""
+        """Whether every bundle on one device is a pack, or one of processes."""
         return self._packing is not None and self._packing.forced
 
     @property
@@ -56,7 +56,8 @@ class Packs:
         there = {trial: one for trial, one in running.items() if devices.keys() >= {*one.assignment.devices}}
         seen = replace(view, devices=devices, running=there, room=room(devices, there.values()))
         pays = {name: None if self.forced else self._placing.pace.packs(name) for name in devices}
-        most = {name: min(pays[name] or LARGEST, self._room.get(name, LARGEST)) for name in devices}
+        largest = (placing.executor.processes if self._packing.mode == "processes" else 0) or LARGEST
+        most = {name: min(pays[name] or largest, self._room.get(name, largest)) for name in devices}
         left = [demand for trial, demand in asked.items() if trial not in running]
         return made + join(seen, left, speed, self._packing, most)
 
@@ -93,9 +94,10 @@ class Packs:
         bundling = self._placing.bundling
         first = next(iter(bundling.on(one.devices[0])), None)
         if first is None:
-            return bundling.make(one.devices, "packed", "")
+            return bundling.make(one.devices, "packed" if self._packing is None else self._packing.mode, "")
         place = self._placing.running[first]
-        place.pack(bundling.demands[first].signature if place.mode == "fused" else first)
+        if place.mode != "processes":
+            place.pack(bundling.demands[first].signature if place.mode == "fused" else first)
         return place
 
     def _signatures(self, place: Place) -> frozenset[str]:

@@ -36,6 +36,7 @@ from penstock.scheduling.nodes import together
 from penstock.scheduling.packs import Packing
 from penstock.trial import Later, StateRef
 
+SHARED: tuple[BundleMode, ...] = ("fused", "packed", "processes")  # modes in which a trial's death may end others
 MANY = 64  # with more devices a decision takes long, so none is made while trials move and none waits
 
 
@@ -86,7 +87,7 @@ class Placing:
             warns=self.pace.model.sharing != "never",
         )
         self.shards = Shards(shards) if shards > 1 else None
-        self.packs = Packs(self, packing if "packed" in executor.modes else None)
+        self.packs = Packs(self, packing if packing and packing.mode in executor.modes else None)
         width, features = shards if shards > 1 else 0, self.packs.features
         self.queue = Queue(history, self.descriptions, self.pace, self.suspects, later, width, features)
         self.bundling = Bundling(self._declare, clock, self.pace, study)
@@ -157,15 +158,16 @@ class Placing:
             self.bundling.shrink(event.signature, size or event.size, self.pace.alike(event.device))
         return said
 
-    def blames(self, trial: int, *, died: bool) -> bool:
+    def blames(self, trial: int, *, died: bool, alone: bool = False) -> bool:
         """Whether a failed trial is at fault: it is not where its device was lost, or where it died with other trials.
 
-        Trials that died together are suspects, until the trial that kills its worker is alone in a bundle.
+        Trials that died together are suspects, until the trial that kills its worker is alone in a bundle. A trial that
+        died ``alone`` shared its process with none.
         """
         place = self.running[trial]
         if trial in self.bundling.lost:
             return False
-        if not died or place.mode not in ("fused", "packed") or (len(place.members) == 1 and not place.torn):
+        if not died or alone or place.mode not in SHARED or (len(place.members) == 1 and not place.torn):
             return True
         place.torn = True  # by the time the last of these deaths is reported, its trial is alone here
         self.suspects.fell(place.name, trial)
@@ -304,7 +306,8 @@ class Placing:
         if len(one.devices) > 1 and self.shards is None and self._origin(one.trial).legs:
             one = replace(one, devices=one.devices[:1], share=1.0, measure=False)  # legs are trained on one device
         place = self._bundle(one)
-        part = self.packs.part(place, one, lonely=lonely) if place.mode == "packed" else None
+        packed = place.mode == "packed" or self.packs.calls_for(one)
+        part = self.packs.part(place, one, lonely=lonely) if packed else None
         return place if self._begin(place, one, part) else None
 
     def _bundle(self, one: Assignment) -> Place:
@@ -379,7 +382,7 @@ class Placing:
             Holdings(self),
             bundling.room,
             bundling.kinds,
-            unlike="processes" in self.executor.modes,
+            unlike="processes" in self.executor.modes and not self.packs.forced,
             apart=self.elastic.apart,
             goal=self.goal,
         )

@@ -48,11 +48,13 @@ class Executor(ABC):
     - ``flexible`` says that requests change which devices there are, and ``scales`` that nodes come and go with them.
       ``provisioning`` is the seconds that a device takes to come once it is asked for: 0 where all devices are there,
       or where none was seen to come yet.
-    - ``modes`` are the modes that a bundle can have here. ``virtual`` says that the clock is not the machine's:
-      ``wait`` then moves the clock on to the next event, or by ``timeout``.
+    - ``modes`` are the modes that a bundle can have here. ``processes`` is how many trials may share a device in worker
+      processes of their own, 0 where nothing but memory limits them. ``virtual`` says that the clock is not the
+      machine's: ``wait`` then moves the clock on to the next event, or by ``timeout``.
     """
 
     modes: frozenset[BundleMode] = frozenset({"solo", "fused", "packed"})
+    processes: int = 0
     virtual: bool = False
     flexible: bool = False
     scales: bool = False

@@ -125,7 +125,8 @@ class Packing:
     """Who may join a pack: ``pick`` says which trials come first, ``similarity`` how far from its first they may be.
 
     ``forced`` says that trials share devices whether or not that was measured to pay. ``domains`` are the space's, by
-    which trials are near each other, and ``seed`` is of random picks.
+    which trials are near each other, and ``seed`` is of random picks. ``mode`` says whether the trials of a device
+    train in one worker, or each in a process of its own.
     """
 
     pick: Pick = "nearest"
@@ -133,6 +134,7 @@ class Packing:
     forced: bool = False
     domains: Mapping[str, Domain] = field(default_factory=dict)
     seed: int = 0
+    mode: Literal["packed", "processes"] = "packed"
 
     def features(self, config: Config) -> Features:
         """Where a config is in the space."""

@@ -20,8 +20,8 @@ from typing import Any
 from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Measured, TrialFailed
 from penstock.errors import StudyError
 from penstock.executors.base import Executor, ExecutorEvent, refuse_collision, refuse_twins
-from penstock.executors.local import find_devices
 from penstock.executors.processes.forking import Forked, fork
+from penstock.executors.processes.seats import Seat, find_seats
 from penstock.task import Task
 from penstock.trial import Config
 
@@ -29,38 +29,28 @@ from penstock.trial import Config
 class ProcessExecutor(Executor):
     """``workers`` processes on this machine."""
 
-    def __init__(self, job: Job, workers: int) -> None:
+    def __init__(self, job: Job, workers: int, seats: Sequence[Seat] | None = None) -> None:
         self._began = time.monotonic()
         self._jobs: dict[str, bytes] = {}  # by study
         self.join(job)
-        self._threads: int | None = None
-        found = find_devices()
-        if found[0].type == "cpu":
-            self._threads = max(1, (found[0].threads or 1) // workers)
-            memory = found[0].memory // workers
-            self._devices = [Device(f"cpu:{i}", "cpu", memory, threads=self._threads) for i in range(workers)]
-        elif workers > len(found):
-            raise StudyError(
-                f"workers={workers} needs as many devices, and this machine has {len(found)}: "
-                f"use workers={len(found)} or fewer, one device each."
-            )
-        else:
-            self._devices = found[:workers]
-        if workers > 1 and isinstance(job.task, Task):
-            self.modes = self.modes | {"distributed"}
+        seats = seats or find_seats(workers)
+        self._seats = {seat.device.name: seat for seat in seats}
+        if workers > 1 and isinstance(job.task, Task) and not seats[0].sliced:
+            self.modes = self.modes | {"distributed"}  # between slices of a GPU there is no NCCL
         self._woken, self._wake = os.pipe()
         self._events: deque[ExecutorEvent] = deque()
-        self._workers = {device.name: self._start(job.study, device) for device in self._devices}
+        self._workers = {name: self._start(job.study, name) for name in self._seats}
 
     def join(self, job: Job) -> None:
         refuse_twins(job, self._jobs)
         self._jobs[job.study] = pickled(job, "worker processes")
 
-    def _start(self, study: str, device: Device) -> _Process:
-        return _Process(study, self._jobs[study], device, self._threads)
+    def _start(self, study: str, name: str) -> Process:
+        """A new worker of a study, by the name of its device."""
+        return Process(study, self._jobs[study], name, self._seats[name])
 
     def devices(self) -> Sequence[Device]:
-        return self._devices
+        return [seat.device for seat in self._seats.values()]
 
     def place(self, bundle: Bundle) -> None:
         self._give(bundle.devices[0], bundle)
@@ -74,13 +64,13 @@ class ProcessExecutor(Executor):
         worker.running += [one for one in declared if one not in worker.running]
         worker.send(("place", bundle))
 
-    def _serving(self, study: str, worker: _Process) -> _Process:
+    def _serving(self, study: str, worker: Process) -> Process:
         """The worker itself, or where it is another study's, a new one in its place."""
         if worker.study == study:
             return worker
         worker.process.kill()
-        self._workers[worker.device.name] = self._start(study, worker.device)
-        return self._workers[worker.device.name]
+        self._workers[worker.name] = self._start(study, worker.name)
+        return self._workers[worker.name]
 
     def _gather(self, bundle: Bundle) -> None:
         """The first worker of a trial waits for the others."""
@@ -96,6 +86,8 @@ class ProcessExecutor(Executor):
             if not ready:
                 return []
             for worker in workers:
+                if self._workers.get(worker.name) is not worker:
+                    continue  # it went with another
                 if worker.process.told in ready and worker.process.hear():
                     self._bury(worker)
                 elif worker.connection in ready:
@@ -110,7 +102,7 @@ class ProcessExecutor(Executor):
         self._events.clear()
         return events
 
-    def _receive(self, worker: _Process) -> None:
+    def _receive(self, worker: Process) -> None:
         try:
             kind, value = worker.connection.recv()
         except (EOFError, OSError):
@@ -118,23 +110,27 @@ class ProcessExecutor(Executor):
             return
         self._take_in(worker, kind, value)
 
-    def _take_in(self, worker: _Process, kind: str, value: Any) -> None:
+    def _take_in(self, worker: Process, kind: str, value: Any) -> None:
         if kind == "broken":
             raise StudyError(f"A worker process could not start:\n{value}")
+        if kind == "lost":
+            worker.said = value
+        if kind in ("lost", "ready"):
+            return
         if isinstance(value, Gathering):
             self._gather(value.bundle)
             return
         if isinstance(value, Left):
             self._left(worker.study, (value.trial, value.attempt))
         elif isinstance(value, Measured):
-            value = replace(value, device=worker.device.name)  # to its worker, each of the CPU's devices is the CPU
+            value = replace(value, device=worker.seat.device.name)  # its worker knows the name that torch has there
         self._events.append(value)
 
     def _left(self, study: str, trial: tuple[int, int]) -> None:
         for worker in [one for one in self._workers.values() if one.study == study]:
             worker.running = [one for one in worker.running if one != trial]
 
-    def _bury(self, worker: _Process) -> None:
+    def _bury(self, worker: Process) -> None:
         """Tell of a worker's death, after all that it had sent, and start another in its place."""
         with suppress(EOFError, OSError):
             while worker.process.status is not None and worker.connection.poll():
@@ -142,10 +138,13 @@ class ProcessExecutor(Executor):
         born, how = worker.process.pid is not None, worker.how_it_died()
         if not born:
             raise StudyError(f"A worker process could not start: {how}.")
+        self._lose(worker, how)
+
+    def _lose(self, worker: Process, how: str) -> None:
         for trial, attempt in worker.running:
             self._events.append(TrialFailed(trial, attempt, how, died=True, study=worker.study))
             self._left(worker.study, (trial, attempt))  # its other workers notice by themselves
-        self._workers[worker.device.name] = self._start(worker.study, worker.device)
+        self._workers[worker.name] = self._start(worker.study, worker.name)
 
     def wake(self) -> None:
         os.write(self._wake, b"!")
@@ -153,9 +152,7 @@ class ProcessExecutor(Executor):
     def describe(
         self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), study: str = ""
     ) -> list[Description]:
-        there = list(self._workers.values())
-        own, idle = [one for one in there if one.study == study], [one for one in there if not one.running]
-        worker = own[0] if own else self._serving(study, idle[-1])
+        worker = self._describer(study)
         worker.send(("describe", (list(configs), train, list(trials))))
         while True:
             try:
@@ -172,6 +169,12 @@ class ProcessExecutor(Executor):
                 return descriptions
             self._take_in(worker, kind, value)
 
+    def _describer(self, study: str) -> Process:
+        """A worker of a study; without one, an idle worker of another study gives its place."""
+        there = list(self._workers.values())
+        own, idle = [one for one in there if one.study == study], [one for one in there if not one.running]
+        return own[0] if own else self._serving(study, idle[-1])
+
     def now(self) -> float:
         return time.monotonic() - self._began
 
@@ -182,15 +185,17 @@ class ProcessExecutor(Executor):
             os.close(end)
 
 
-class _Process:
-    """One worker process, seen from the driver."""
+class Process:
+    """One worker process, seen from the driver, which knows it by a ``name``."""
 
-    def __init__(self, study: str, job: bytes, device: Device, threads: int | None) -> None:
-        self.study, self.device = study, device
+    def __init__(self, study: str, job: bytes, name: str, seat: Seat) -> None:
+        self.study, self.name, self.seat = study, name, seat
         self.running: list[tuple[int, int]] = []  # (trial, attempt) of what it was given and has not given back
-        self.process: Forked = fork("penstock.executors.processes.worker")
+        self.part: Bundle | None = None  # the part of a bundle that it was given, where each has a process of its own
+        self.said = ""  # the error that it leaves with
+        self.process: Forked = fork("penstock.executors.processes.worker", seat.environment)
         self.connection: Connection[Any, Any] = self.process.connection
-        self.send((device.name.split(":")[0] if device.type == "cpu" else device.name, threads))
+        self.send((seat.torch, seat.threads))
         with suppress(OSError):  # it died at birth, which the next wait will say
             self.connection.send_bytes(job)
 
@@ -206,7 +211,7 @@ class _Process:
         if code is None:
             return f"worker process {pid} was lost with the process that it was forked from"
         if code >= 0:
-            return f"worker process {pid} exited with status {code}"
+            return f"worker process {pid} exited with status {code}" + (f": {self.said}" if self.said else "")
         return f"worker process {pid} was killed by {signal.Signals(-code).name}"
 
 
@@ -222,7 +227,7 @@ def pickled(job: Job, whom: str) -> bytes:
         raise StudyError(
             f"The task cannot be sent to {whom}: {', '.join(unable) or 'it'} cannot be pickled "
             f"({type(error).__name__}: {error}). Open files, locks and connections inside its methods instead of "
-            'keeping them as attributes, or use on="local" with workers=1.'
+            'keeping them as attributes, or use on="local" with workers=1 and without sharing="processes".'
         ) from None
     return data
 

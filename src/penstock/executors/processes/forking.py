@@ -101,7 +101,7 @@ class _Server:
         ours = self._driver == os.getpid()
         return ours and self.process.poll() is None and self._environment == _read_on_import(os.environ)
 
-    def fork(self) -> Forked:
+    def fork(self, environment: Mapping[str, str]) -> Forked:
         connection, theirs = Pipe()
         told, tells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         folder = os.open(".", os.O_PATH)
@@ -111,7 +111,7 @@ class _Server:
             finally:
                 os.close(folder)
         with suppress(OSError):  # it died at birth, as the next wait will tell
-            connection.send((dict(os.environ), _path()))
+            connection.send(({**os.environ, **environment}, _path()))
         return Forked(connection, told, self.process)
 
     def retire(self) -> None:
@@ -144,8 +144,11 @@ _retired: list[_Server] = []
 _lock = threading.Lock()  # studies may run in several threads
 
 
-def fork(program: str) -> Forked:
-    """A new process of a program: a module that, when run, calls ``fork_on_request`` and goes on with its answer."""
+def fork(program: str, environment: Mapping[str, str] | None = None) -> Forked:
+    """A new process of a program: a module that, when run, calls ``fork_on_request`` and goes on with its answer.
+
+    It has the driver's environment, with the variables of ``environment`` in place of the driver's.
+    """
     with _lock:
         _retired[:] = [server for server in _retired if server.process.poll() is None]
         while True:
@@ -156,7 +159,7 @@ def fork(program: str) -> Forked:
                     _retired.append(server)
                 server = _servers[program] = _Server(program)
             with suppress(BrokenPipeError, ConnectionResetError):  # it has just died
-                return server.fork()
+                return server.fork(environment or {})
 
 
 @atexit.register

@@ -10,12 +10,16 @@ import queue
 import sys
 import threading
 import traceback
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 
+from penstock.bundle import TrialFailed
+from penstock.executors.processes.mps import under_mps
 from penstock.executors.processes.server import fork_on_request
 from penstock.executors.serving import Order, serve
 
@@ -45,13 +49,53 @@ def main(connection: Connection[Any, Any]) -> None:
             torch.set_num_threads(threads)
         if device.startswith("cuda"):
             torch.cuda.set_device(device)  # what a task means by "cuda", and where NCCL sends from
+            torch.cuda.synchronize()  # MPS refuses a process here, before it has any trial
         worker = Worker(job, device, threads=threads or 1)
     except Exception:
         connection.send(("broken", traceback.format_exc()))
         return
+    linked = under_mps(os.environ)
+    if linked:
+        connection.send(("ready", None))
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
-    serve(worker, orders, lambda kind, value: connection.send((kind, value)))
+    broken = partial(_broken, device)
+    serve(worker, orders, teller(connection.send, broken, os._exit, linked=linked))
+
+
+def teller(
+    send: Callable[[tuple[str, Any]], None],
+    broken: Callable[[], bool],
+    leave: Callable[[int], None],
+    *,
+    linked: bool,
+) -> Callable[[str, Any], None]:
+    """What tells the driver of events, and leaves where an error has ``broken`` the device for this process.
+
+    Under MPS such an error is told to all of the device's processes, whichever of them made it. So this trial is not
+    said to have failed, but to have died, as the other processes' trials do.
+    """
+
+    def tell(kind: str, value: Any) -> None:
+        if not isinstance(value, TrialFailed) or value.died or not broken():
+            send((kind, value))
+            return
+        send(("lost", value.error) if linked else (kind, value))
+        leave(1)
+
+    return tell
+
+
+def _broken(device: str) -> bool:
+    if not device.startswith("cuda"):
+        return False
+    import torch
+
+    try:
+        torch.cuda.synchronize(device)
+    except Exception:
+        return True
+    return False
 
 
 def _listen(connection: Connection[Any, Any], orders: queue.SimpleQueue[Order]) -> None:

@@ -49,7 +49,7 @@ class Simulated:
         seed: the seed of those draws.
         most: the most devices that there can be. A study that can use more devices than there are gets them
             ``provision`` seconds later, and devices that it cannot use go. With None the number does not change.
-        processes: whether unlike trials may share a device, in processes of their own; no real executor can yet.
+        processes: whether unlike trials may share a device, in processes of their own, as with sharing="processes".
         packs: how many times as fast the bundles of a pack train as in turn; 1.0 where they take turns.
         kept: whether the next study on simulated devices of these types knows what was measured on them.
         fixed_shares: every trial has the time of its placement's share, whatever other trials are there.
