@@ -17,7 +17,7 @@ from penstock.engine.decisions import Decider, told
 from penstock.engine.limits import Deadline, Limit, Target, soonest
 from penstock.engine.placing import Placing
 from penstock.errors import PenstockError, StudyError, TaskError, trace
-from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
+from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent, NodeAdded, NodeLost
 from penstock.log import events
 from penstock.log.events import Event
 from penstock.log.history import History, TrialRecord
@@ -197,6 +197,8 @@ class Engine:
         match event:
             case DeviceAdded(device) | DeviceLost(device):
                 return self.placing.owns(device.name)
+            case NodeAdded() | NodeLost():
+                return True
             case Measured():
                 return self.placing.owns(event.device)
             case _:
@@ -206,7 +208,7 @@ class Engine:
         if isinstance(event, DeviceLost):
             self.placing.lose(event.device.name)
             return
-        if isinstance(event, DeviceAdded):
+        if isinstance(event, DeviceAdded | NodeAdded | NodeLost):
             self.placing.look()
             return
         if isinstance(event, Measured):

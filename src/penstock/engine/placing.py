@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from typing import Protocol
 
-from penstock.bundle import BundleMode, Measured, Placement
+from penstock.bundle import BundleMode, Measured, Node, Placement
 from penstock.engine.bundling import Bundling, Place
 from penstock.engine.clocking import Pace
 from penstock.engine.descriptions import Descriptions
@@ -92,6 +92,7 @@ class Placing:
         self.bundling = Bundling(executor.place, clock, self.pace, study)
         self.running = self.bundling.running  # the bundle of each trial that runs
         self.elastic = Elastic(self, growing or Growing(), spreads=spreads)
+        self.nodes: tuple[Node, ...] = ()  # that are paid for
         self.changed = True
         self._unrepaid: set[str] = set()  # signatures whose trials were said to be too short to fuse
         self._cut_off: dict[int, Turn] = {}  # trials that ran when the last driver ended, until they are placed
@@ -117,12 +118,15 @@ class Placing:
         return self.bundling.left(trial)
 
     def look(self) -> None:
-        """See which devices there are, and log them where they have changed."""
+        """See which devices and nodes there are, and log them where they have changed."""
         devices = {device.name: device for device in self.executor.devices() if self.owns(device.name)}
-        if devices == self.bundling.devices:
+        nodes = tuple(self.executor.nodes()) if self._own is None else ()
+        if devices == self.bundling.devices and nodes == self.nodes:
             return
         self.pace.look(devices)
-        self.log(events.Devices(tuple(asdict(device) for device in devices.values()), self.clock()))
+        used, self.nodes = self.clock() - self.executor.now(), nodes  # the seconds that earlier drivers used
+        paid = tuple({**vars(node), "since": used + node.since} for node in nodes)
+        self.log(events.Devices(tuple(asdict(device) for device in devices.values()), self.clock(), paid))
         self.bundling.look(devices)
         self.changed = True
 

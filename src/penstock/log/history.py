@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.log.cost import Bill
 from penstock.log.events import (
     SOLO,
     Asked,
@@ -18,6 +19,7 @@ from penstock.log.events import (
     Measured,
     Opened,
     Placed,
+    Planned,
     Reported,
     Saved,
 )
@@ -121,6 +123,9 @@ class History:
         self.measured: dict[tuple[str, str, str], Measured] = {}  # by signature, device type and kind
         self.donors: Counter[str] = Counter()  # by state file: how many trials still wait to begin from it
         self.turns = Turns(self.trials)  # the order in which trials wait and run
+        self.bill = Bill()
+        self.planned: Planned | None = None  # the plan that is followed
+        self.given: Planned | None = None  # the plan that the user gave, of which that one was made
         self.released: set[str] = set()  # state files that a trial no longer waits for, so they may be deleted
 
     @classmethod
@@ -146,6 +151,11 @@ class History:
         return "" if said is None else said.reason
 
     @property
+    def cost(self) -> float | None:
+        """The cost so far, over all drivers; None where the log tells none."""
+        return self.bill.total(self.clock) if self.bill.priced else None
+
+    @property
     def best(self) -> TrialRecord | None:
         """The best trial by the one rule of ``ranking``."""
         return self._ranking.best
@@ -164,6 +174,7 @@ class History:
         """Take one event. Events of a trial's older attempts are never logged."""
         self.clock = max(self.clock, getattr(event, "clock", 0.0))
         self.turns.apply(event)
+        self.bill.apply(event)
         if isinstance(event, Opened):
             self._opened(event.settings)
             for record in self.trials:
@@ -184,6 +195,8 @@ class History:
         elif isinstance(event, Devices):
             self.devices = len(event.devices)
             self.types.update({device["name"]: device["type"] for device in event.devices})
+        elif isinstance(event, Planned):
+            self.planned, self.given = event, event if event.given else self.given
         elif isinstance(event, Reported):
             self._reported(event)
         elif isinstance(event, Saved):
