@@ -200,6 +200,7 @@ LEVELS = [
     ["cli"],
     ["study", "stopping", "settings", "report", "result", "opening", "goal", "reading", "arguments"],
     ["engine"],
+    ["planning"],
     ["algorithms", "scheduling"],
     ["executors"],
     ["training"],
