@@ -1,0 +1,109 @@
+"""The mean seconds and cost of each stage on each choice of nodes, and of each change of nodes between two stages.
+
+They add up along a plan, because stages are separated by barriers. What does not add up is left to the samples of a
+whole plan: quantiles, and the least that is paid for a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.planning.draws import Array
+from penstock.planning.execution import HOUR, Choice, Execution, Path, Trained
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A graph in layers: a layer has a state for each choice of nodes of a stage.
+
+    ``seconds`` and ``cost`` have for each stage what a change from a state of the layer before to a state of its own
+    takes and costs, the stage itself included. The first layer has one state before it: what is held.
+    """
+
+    choices: tuple[Choice, ...]
+    seconds: tuple[Array, ...]
+    cost: tuple[Array, ...]
+    last: Array  # what the last stage costs in each of its states, after what the change to it has cost
+
+    def path(self, states: list[int]) -> Path:
+        """The plan along the states."""
+        return tuple(self.choices[state] for state in states)
+
+
+def weigh(execution: Execution, *, ahead: bool) -> Weights:
+    """The weights of all plans of a bracket."""
+    cloud = execution.cloud
+    choices = tuple(Choice(offer, nodes) for offer in range(len(cloud.offers)) for nodes in range(1, cloud.most + 1))
+    seconds, costs = [], []
+    before, priors = [execution.nothing], [execution.held]
+    for stage in range(len(execution.works)):
+        trained = [execution.trained(stage, choice) for choice in choices]
+        time, cost = _changes(execution, stage, before, priors, choices, ahead=ahead)
+        time += np.array([one.seconds.mean() for one in trained])
+        cost += np.array([_running(execution, *pair) for pair in zip(trained, choices, strict=True)])
+        seconds.append(time)
+        costs.append(cost)
+        before, priors = trained, list(choices)
+    ends = [-execution.price(choice) * one.early[choice.nodes] for one, choice in zip(before, choices, strict=True)]
+    return Weights(choices, tuple(seconds), tuple(costs), np.array(ends))
+
+
+def _running(execution: Execution, trained: Trained, choice: Choice) -> float:
+    """What a stage costs where all of its nodes stay to its end."""
+    rate = execution.price(choice) * choice.nodes + execution.cloud.head / HOUR
+    device_seconds = float(trained.device_seconds.mean())
+    return rate * float(trained.seconds.mean()) + execution.function_price(choice) * device_seconds
+
+
+def _changes(
+    execution: Execution,
+    stage: int,
+    before: list[Trained],
+    priors: list[Choice] | list[Choice | None],
+    choices: tuple[Choice, ...],
+    *,
+    ahead: bool,
+) -> tuple[Array, Array]:
+    """The mean wait and cost of each change of nodes at the barrier before a stage."""
+    cloud = execution.cloud
+    wait, gap = _waits(execution, stage, before, ahead=ahead)
+    coming = execution.coming(stage)
+    there = np.concatenate([[0.0], np.cumsum(coming.there.mean(axis=0))])
+    had = np.array([prior.nodes if prior else 0 for prior in priors])
+    of = np.array([prior.offer if prior else -1 for prior in priors])
+    paid = np.array([execution.price(prior) if prior else 0.0 for prior in priors])
+    early = np.zeros((len(before), cloud.most + 1))
+    for row, one in enumerate(before):
+        early[row, : len(one.early)] = one.early
+    rows = np.arange(len(before))
+    seconds, cost = np.empty((len(before), len(choices))), np.empty((len(before), len(choices)))
+    for column, choice in enumerate(choices):
+        kept = np.where(of == choice.offer, np.minimum(had, choice.nodes), 0)
+        new, price = choice.nodes - kept, execution.price(choice)
+        late = wait[rows, new]
+        seconds[:, column] = late
+        cost[:, column] = (
+            price * (kept * late + new * (gap[rows, new] + late) - there[new])
+            - paid * early[rows, had - kept]
+            + new * cloud.data * cloud.data_price
+            + cloud.head / HOUR * late
+        )
+    return seconds, cost
+
+
+def _waits(execution: Execution, stage: int, before: list[Trained], *, ahead: bool) -> tuple[Array, Array]:
+    """By the state before and the number of new nodes: the mean wait for them after the barrier, and the mean time
+    from when they are asked for to the barrier."""
+    seconds = np.stack([one.seconds for one in before])  # a row for each state
+    means = seconds.mean(axis=1, keepdims=True)
+    coming = execution.coming(stage)
+    wait, gap = np.zeros((2, len(before), execution.cloud.most + 1))
+    for new in range(1, execution.cloud.most + 1):
+        ready = coming.ready[:, new - 1]
+        asked = np.maximum(0.0, means - execution.lead(stage, new)) if ahead else np.inf
+        ahead_by = seconds - np.minimum(asked, seconds)
+        wait[:, new] = np.maximum(0.0, ready - ahead_by).mean(axis=1)
+        gap[:, new] = ahead_by.mean(axis=1)
+    return wait, gap
