@@ -9,18 +9,11 @@ from typing import Any, Literal
 from penstock.errors import StudyError
 from penstock.log.fields import build
 from penstock.numeric import shown
+from penstock.planning.cloud import Cloud
+from penstock.planning.spec import Job
+from penstock.planning.spec import Purpose as Purpose
 
 VERSION = 1  # of a plan's JSON
-
-
-@dataclass(frozen=True)
-class Purpose:
-    """The study that a plan is for: a task's name and the fingerprint of its source, its algorithm, its trials in all."""
-
-    task: str = ""
-    source: str = ""
-    algorithm: str = ""
-    trials: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,7 +80,8 @@ class Plan:
     each deadline, the quickest first. ``prices`` are an hour's price of each "instance market" that the plan was made with,
     ``priced`` the date of these prices. ``used_seconds`` and ``used_cost`` were used before the plan was made, where it
     replaces another: they are part of ``seconds`` and ``cost``. ``missed`` says why the deadline or the money cannot
-    be kept any more, and is empty where they can.
+    be kept any more, and is empty where they can. ``job`` and ``cloud`` are what the plan was made of: with them a study
+    can be planned anew while it runs, and rehearsed.
     """
 
     purpose: Purpose
@@ -110,6 +104,8 @@ class Plan:
     used_seconds: float = 0.0
     used_cost: float = 0.0
     missed: str = ""
+    job: Job | None = None
+    cloud: Cloud | None = None
 
     def at(self, bracket: int, number: int) -> PlannedStage | None:
         """The stage of that number in that bracket; None where the plan does not have it."""

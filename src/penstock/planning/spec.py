@@ -11,9 +11,18 @@ from penstock.errors import StudyError
 from penstock.numeric import finite, shown
 from penstock.planning.cloud import Instance
 from penstock.planning.draws import NOTHING, ONE, Draws
-from penstock.planning.plan import Purpose
 from penstock.speed.curve import Curve, measured
 from penstock.trial import Stage
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """The study that a plan is for: a task's name and the fingerprint of its source, its algorithm, its trials in all."""
+
+    task: str = ""
+    source: str = ""
+    algorithm: str = ""
+    trials: int = 0
 
 
 @dataclass(frozen=True)

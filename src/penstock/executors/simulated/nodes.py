@@ -19,7 +19,7 @@ from penstock.seeds import key
 
 GIB = 2**30
 Seconds = float | tuple[float, float]
-"""Seconds that never vary, or their mean and their standard deviation: then they are drawn from a gamma distribution."""
+"""Seconds that never vary, or their mean and standard deviation: then they are drawn from a gamma distribution."""
 
 
 @dataclass(frozen=True)

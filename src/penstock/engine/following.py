@@ -1,0 +1,319 @@
+"""A study that follows a plan: it asks for each stage's nodes, and plans anew where times or nodes leave the plan.
+
+Nodes are asked for ahead of a barrier, and go when their last trial ends. The plan was made of measured times. Where
+units take longer or shorter by more than a tolerance, or nodes are lost or late, the rest is planned anew with the
+times that were seen, and the log says why. A trial that runs stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.bundle import Request
+from penstock.engine.drift import TOLERANCE, Drift, spreads
+from penstock.log import events
+from penstock.planning.plan import Plan, PlannedStage
+from penstock.planning.planner import Held, Used, replan
+from penstock.planning.spec import Job, Times
+from penstock.planning.standing import Course, Kind, Standing, kind, needs, time_left
+from penstock.saying import say
+from penstock.scheduling.planned import Berth
+
+if TYPE_CHECKING:
+    from penstock.engine.placing import Placing
+
+Late = Literal["finish", "stop", "pay"]
+SOON = 1e-3  # seconds: the least time to wait for a moment that has all but come
+
+
+class Following:
+    """Keeps a study to its ``plan``, which was made of the ``given`` one; ``late`` says what to do past a deadline."""
+
+    def __init__(self, given: Plan, plan: Plan, late: Late = "finish") -> None:
+        self.given, self.plan, self.late = given, plan, late
+        self.stopped = late == "stop" and bool(plan.missed)  # whether the study is to end, as it cannot keep its deadline
+        self._course = Course(given)
+        self._types = {offer.instance.name: offer.instance for offer in given.cloud.offers}
+        self._slower = _mean(plan.job) / _mean(given.job)  # than the given plan's times, as the present plan has them
+        self._drift = Drift()
+        self._since: dict[int, tuple[float, bool]] = {}  # by trial: the last boundary, and whether it was placed then
+        self._standing: dict[int, Standing] = {}  # by bracket
+        self._nodes: dict[str, Kind] = {}  # the nodes that are paid for
+        self._of: dict[str, int] = {}  # the bracket that has each of them
+        self._wanted: Counter[Kind] = Counter()
+        self._asked: dict[Kind, float] = {}  # the clock at which more nodes of a kind were asked for last
+        self._late: set[tuple[Kind, float]] = set()  # such requests that were said to be late
+        self._due = math.inf  # the clock at which something is to be decided although nothing happens
+
+    def join(self, placing: Placing) -> None:
+        """Take the part of the engine that knows where trials are."""
+        self._placing, self._history = placing, placing.history
+
+    def begin(self) -> None:
+        """Log the plan, unless the log has it already."""
+        known = self._history.given
+        if known is None or known.plan != plain(self.given):
+            self._log(self.given, "It was given.", given=True)
+
+    @property
+    def within(self) -> float | None:
+        """Seconds until the next decision, None where that follows from an event."""
+        return None if math.isinf(self._due) else max(SOON, self._due - self._placing.clock())
+
+    # What the scheduler asks, and what the engine tells
+
+    def berth(self, trial: int) -> Berth:
+        """What the plan gives a trial, and on which nodes."""
+        bracket, stage = self._stage(trial)
+        return Berth(stage.devices, self._ours(bracket, kind(stage)))
+
+    def entered(self, trial: int) -> None:
+        """A trial was placed."""
+        self._since[trial] = self._placing.clock(), True
+
+    def reported(self, trial: int) -> None:
+        """A trial has reported a unit: compare its seconds with the plan's."""
+        now, (since, first) = self._placing.clock(), self._since[trial]
+        self._since[trial] = now, False
+        unit = self._unit(self._stage(trial)[1])
+        self._drift.add(trial, now - since, unit + first * self.plan.job.start.expected)
+
+    def look(self) -> None:
+        """See where the study stands, before trials are placed; plan anew where that leaves the plan."""
+        lost = self._lost()
+        if not (lost or self._placing.changed or self._due <= self._placing.clock() or self._off()):
+            return
+        self._stand()
+        reason = lost or self._off() or self._overdue()
+        if reason and self._standing and not self.stopped:
+            self._replan(reason)
+            self._stand()
+        self._deal()
+
+    def request(self) -> None:
+        """Ask for the nodes that the plan calls for now, and note when it will call for others."""
+        self._stand()
+        now, wanted = self._placing.clock(), Counter[Kind]()
+        for one in self._standing.values():
+            wanted.update(needs(one))
+        for here, count in wanted.items():
+            if count > self._wanted[here]:
+                self._asked[here] = now
+        self._wanted = wanted
+        sizes = {here: self._types[here[0]].devices for here in wanted}
+        self._placing.executor.request(
+            [Request(count * sizes[here], market=here[1], instance=here[0]) for here, count in wanted.items()]
+        )
+        coming = [one.left - one.after.lead for one in self._standing.values() if one.after is not None]
+        moments = [now + seconds for seconds in coming if seconds > 0] + [self._patience(one) for one in self._missing()]
+        self._due = min(moments, default=math.inf)
+
+    # Where it stands
+
+    def _stage(self, trial: int) -> tuple[int, PlannedStage]:
+        """The bracket and the stage in which a trial trains."""
+        rung = self._course.of(trial, self._history.trials[trial].granted)
+        return rung.bracket, self._at(rung.bracket, rung.number)
+
+    def _at(self, bracket: int, number: int) -> PlannedStage:
+        """A stage as it is planned now; a stage that was over when the plan was made is as it was given."""
+        stage = self.plan.at(bracket, number) or self.given.at(bracket, number)
+        assert stage is not None
+        return stage
+
+    def _stand(self) -> None:
+        """Find the standing of each bracket that has a trial under way."""
+        running, waiting = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        present: dict[int, int] = {}
+        for there, trials in ((running, self._placing.running), (waiting, self._placing.queue.waiting)):
+            for trial in trials:
+                bracket, stage = self._stage(trial)
+                there[bracket].append(trial)
+                present[bracket] = min(stage.number, present.get(bracket, stage.number))
+        self._standing = {
+            bracket: self._stands(bracket, self._at(bracket, number), running[bracket], waiting[bracket])
+            for bracket, number in sorted(present.items())
+        }
+
+    def _stands(self, bracket: int, stage: PlannedStage, running: list[int], waiting: list[int]) -> Standing:
+        devices, places = self._placing.bundling.devices, self._placing.running
+        nodes = {devices[name].node for trial in running for name in places[trial].devices if name in devices}
+        busy = Counter(self._nodes[node] for node in nodes if node in self._nodes)
+        ours, size = self._ours(bracket, kind(stage)), self._types[stage.instance].devices / stage.devices
+        there = sum(device.node in ours for device in devices.values()) / stage.devices
+        planned = round(stage.nodes * size)
+        waits = bool(waiting) or self._course.undrawn(bracket, stage.number, len(self._history.trials))
+        left = time_left(
+            [self._left(trial, stage) for trial in running],
+            [self._units(trial) * self._unit(stage) * self._drift.of(trial) for trial in waiting],
+            max(0, round(there) - len(running)),
+            max(0.0, self._expected(kind(stage)) - self._placing.clock()),
+            max(0, planned - round(there)),
+        )
+        return Standing(stage, self.plan.at(bracket, stage.number + 1), waits, busy, left)
+
+    def _units(self, trial: int) -> int:
+        record = self._history.trials[trial]
+        return max(0, record.granted - record.reported)
+
+    def _left(self, trial: int, stage: PlannedStage) -> float:
+        """The seconds that a running trial still takes."""
+        since, first = self._since[trial]
+        unit = self._unit(stage) * self._drift.of(trial)
+        begun = unit + first * self.plan.job.start.expected
+        return max(0.0, begun - (self._placing.clock() - since)) + max(0, self._units(trial) - 1) * unit
+
+    def _unit(self, stage: PlannedStage) -> float:
+        """The seconds of a unit in a stage, as the plan has them."""
+        times = self._times(stage)
+        weight = sum(one.weight for one in times)
+        return sum(one.weight * one.unit.expected * one.curve.at(stage.devices) for one in times) / weight
+
+    def _times(self, stage: PlannedStage) -> tuple[Times, ...]:
+        return self.plan.job.on(self._types[stage.instance])
+
+    # Nodes
+
+    def _ours(self, bracket: int, here: Kind) -> set[str]:
+        """The nodes of a kind that a bracket has."""
+        return {node for node, one in self._of.items() if one == bracket and self._nodes[node] == here}
+
+    def _lost(self) -> str:
+        """Take the nodes that there are now, and say which are gone that the plan did not give up."""
+        before, counts = self._nodes, Counter(self._nodes.values())
+        self._nodes = {one.name: (one.instance or "", one.market or "") for one in self._placing.nodes}
+        self._of = {node: bracket for node, bracket in self._of.items() if node in self._nodes}
+        gone = [node for node in before if node not in self._nodes]
+        lost = [node for node in gone if counts[before[node]] <= self._wanted[before[node]]]
+        for node in lost:
+            self._asked[before[node]] = self._placing.clock()  # the executor asks for another at once
+        return f"{_many(len(lost), 'node')} of the plan went: {', '.join(lost)}." if lost else ""
+
+    def _deal(self) -> None:
+        """Deal the nodes among the brackets: a bracket keeps what it has, and idle nodes go to one that lacks some."""
+        lacks = {bracket: needs(one) for bracket, one in self._standing.items()}
+        devices, busy = self._placing.bundling.devices, set[str]()
+        for place in self._placing.bundling.bundles():
+            busy |= {devices[name].node for name in place.devices if name in devices}
+        for node in sorted(self._of, key=lambda node: node not in busy):
+            bracket, here = self._of[node], self._nodes[node]
+            if bracket in lacks and (lacks[bracket][here] > 0 or node in busy):
+                lacks[bracket][here] -= 1
+            else:
+                del self._of[node]
+        for node, here in self._nodes.items():
+            if node not in self._of and lacks:
+                bracket = max(lacks, key=lambda one: (lacks[one][here], -one))
+                lacks[bracket][here] -= 1
+                self._of[node] = bracket
+
+    def _missing(self) -> list[Kind]:
+        """The kinds of nodes of which more were asked for than are there, and were not said to be late."""
+        there = Counter(device.node for device in self._placing.bundling.devices.values())
+        kinds = Counter(self._nodes[node] for node in there if node in self._nodes)
+        return [
+            here
+            for here, count in self._wanted.items()
+            if kinds[here] < count and here in self._asked and (here, self._asked[here]) not in self._late
+        ]
+
+    def _expected(self, here: Kind) -> float:
+        """The clock at which the nodes of a kind that were asked for last are expected."""
+        cloud = self.plan.cloud
+        asked = self._asked.get(here, self._placing.clock())
+        return asked + cloud.arrival.expected + cloud.preparing.expected
+
+    def _patience(self, here: Kind) -> float:
+        """The clock from which on nodes are late by more than chance and the tolerance."""
+        cloud = self.plan.cloud
+        chance = 3 * math.hypot(cloud.arrival.deviation, cloud.preparing.deviation)
+        return self._expected(here) + max(chance, TOLERANCE * self.given.seconds)
+
+    # Planning anew
+
+    def _off(self) -> str:
+        """Why units leave the plan, if they do."""
+        job = next(iter(self.plan.job.times.values()))
+        if not self._drift.left(*spreads(job)):
+            return ""
+        return f"Units take {self._drift.all:.2f} times as long as planned."
+
+    def _overdue(self) -> str:
+        """Which nodes are late, if any are; each request for nodes is said to be late once."""
+        now = self._placing.clock()
+        late = [here for here in self._missing() if self._patience(here) <= now]
+        self._late.update((here, self._asked[here]) for here in late)
+        return f"Nodes are late: {', '.join(' '.join(here) for here in late)}." if late else ""
+
+    def _replan(self, reason: str) -> None:
+        """Plan what is left with the times that were seen, and log the new plan with the reason."""
+        self._slower *= self._drift.all
+        progress, held = {}, {}
+        for bracket, one in self._standing.items():
+            under_way = [*self._placing.running, *self._placing.queue.waiting]
+            ours = [trial for trial in under_way if self._stage(trial) == (bracket, one.now)]
+            begun = any(self._history.trials[trial].status == "running" for trial in ours) and not self._course.undrawn(
+                bracket, one.now.number, len(self._history.trials)
+            )
+            progress[bracket] = one.now.number, [float(self._units(trial)) for trial in ours] if begun else []
+            here = kind(one.now)
+            if nodes := len(self._ours(bracket, here)):
+                held[bracket] = Held(*here, nodes)
+        job = slowed(self.given.job, self._slower).rest(progress)
+        if job is None:
+            return
+        late: Literal["finish", "pay"] = "pay" if self.late == "pay" else "finish"
+        made, before = self.given, self.plan
+        used = Used(self._placing.clock(), self._history.bill.total(self._placing.clock()))
+        self.plan = replan(
+            job, made.cloud, held=held, used=used, deadline=made.deadline, max_cost=made.max_cost,
+            confidence=made.confidence, late=late,
+        )  # fmt: skip
+        self.plan, self._drift = replace(self.plan, frontier=(), baselines=()), Drift()
+        if self.plan.missed and not before.missed:
+            then = {"finish": "it goes on as cheaply as it can", "stop": "it stops", "pay": "it goes on as fast as the money allows"}
+            say(f"{self._placing.study}: {reason} {self.plan.missed} By late={self.late!r} {then[self.late]}.")
+            self.stopped = self.late == "stop"
+        self._log(self.plan, f"{reason} {self.plan.missed}".strip())
+
+    def _log(self, plan: Plan, reason: str, given: bool = False) -> None:
+        cloud = plan.cloud
+        prices = {offer.name: offer.price for offer in cloud.offers}
+        prices |= {"head": cloud.head, "minimum": cloud.minimum, "data": cloud.data * cloud.data_price}
+        self._placing.log(events.Planned(plain(plan), prices, reason, self._placing.clock(), given))
+
+
+def slowed(job: Job, ratio: float) -> Job:
+    """A job whose units take so many times as long."""
+    times: Mapping[str, tuple[Times, ...]] = {
+        name: tuple(
+            replace(one, unit=replace(one.unit, mean=one.unit.mean * ratio, std=one.unit.std * ratio)) for one in some
+        )
+        for name, some in job.times.items()
+    }
+    return replace(job, times=times)
+
+
+def plain(plan: Plan) -> dict[str, Any]:
+    """A plan as the log keeps it."""
+    made: dict[str, Any] = json.loads(plan.to_json())
+    return made
+
+
+def of_log(planned: events.Planned) -> Plan:
+    """The plan that a line of the log has."""
+    return Plan.from_json(json.dumps(planned.plan))
+
+
+def _mean(job: Job) -> float:
+    """The mean seconds of a unit, of the first type that the job has times of."""
+    return next(iter(job.times.values()))[0].unit.mean
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
