@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     import optuna
 
     from penstock.algorithms.base import Algorithm
+    from penstock.planning.plan import Plan
 
+LATE = ("finish", "stop", "pay")
 SHARING = ("auto", "solo", "fused", "packed", "distributed")
 SCHEDULERS: dict[str, Scheduler] = {
     "waterfill": waterfill,
@@ -57,6 +59,7 @@ class RunSettings:
     deterministic: bool = False
     packing: str | None = None
     similarity: float | None = None
+    late: str = "finish"
 
     def __post_init__(self) -> None:
         if (
@@ -99,6 +102,8 @@ class RunSettings:
             raise StudyError(
                 "deterministic=True measures nothing, and sharing='distributed' has to: leave one of them out."
             )
+        if not isinstance(self.late, str) or self.late not in LATE:
+            raise StudyError(f'late must be "finish", "stop" or "pay", got {shown(self.late)}.')
         self._check_packing()
         object.__setattr__(self, "workers", workers)
         object.__setattr__(self, "weight", weight)
@@ -180,6 +185,8 @@ class TuneOptions(TypedDict, total=False):
     deterministic: bool
     packing: str | None
     similarity: float | None
+    plan: Plan | str | Path | None
+    late: str
     allow_changes: bool
     progress: bool | None
 

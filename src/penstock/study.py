@@ -26,6 +26,7 @@ from penstock.bundle import Job
 from penstock.engine.clocking import Pace, Shelf
 from penstock.engine.decisions import Decider, replay
 from penstock.engine.engine import Engine
+from penstock.engine.following import Following
 from penstock.engine.limits import Deadline, Failures, Limit, Target
 from penstock.errors import StudyError
 from penstock.executors.base import Executor
@@ -43,8 +44,12 @@ from penstock.log.timeline import Row, timeline
 from penstock.log.writer import Log
 from penstock.numeric import legible, shown
 from penstock.opening import check_place, main_file, nothing_left, settings_of
+from penstock.planning.plan import Plan
+from penstock.plans import able, as_plan, followed
 from penstock.result import Result
 from penstock.saying import say
+from penstock.scheduling.base import Scheduler
+from penstock.scheduling.planned import planned
 from penstock.scheduling.sharded import sharded
 from penstock.settings import RunSettings, TuneOptions, check_task
 from penstock.space import Space
@@ -183,6 +188,8 @@ class Study:
         deterministic: bool = False,
         packing: str | None = None,
         similarity: float | None = None,
+        plan: Plan | str | Path | None = None,
+        late: str = "finish",
         allow_changes: bool = False,
         progress: bool | None = None,
     ) -> Result:
@@ -211,21 +218,25 @@ class Study:
                 default), "random", or "batch_size", trials of its batch size alone.
             similarity: how far a config may be from that of its pack's first trial: a step of a number counts 1, and
                 so does another category. Without it any trial may join.
+            plan: a plan to follow, as ``study.plan`` makes it, or the file that it was saved in. It decides which nodes
+                there are, and how many devices each trial has. A study that is taken up again goes on with its plan.
+            late: what to do once a plan's deadline cannot be kept any more: "finish" as cheaply as possible, "stop", or
+                "pay" for as much speed as the plan's ``max_cost`` allows.
             allow_changes: go on although the task, the space or the algorithm changed since the log was written.
             progress: whether to show progress: a live block on a terminal, a live line in a notebook, and elsewhere a
                 line on stderr now and then. None is as True.
         """
         check_flags(allow_changes=allow_changes, progress=True if progress is None else progress)
         sharing_how = sharing, scheduler, growing, mixed_types, deterministic, packing, similarity
-        how = RunSettings(on, workers, weight, *sharing_how)
+        how = RunSettings(on, workers, weight, *sharing_how, late)
         self.task = as_task(self.task)  # its settings may have changed since the study was made
         check_task(how, self.task, self.states)
         from penstock.report.console import warnings_shown
 
         with warnings_shown():
-            return self._run(how, allow_changes, progress)
+            return self._run(how, allow_changes, progress, None if plan is None else as_plan(plan))
 
-    def _run(self, how: RunSettings, allow_changes: bool, progress: bool | None) -> Result:
+    def _run(self, how: RunSettings, allow_changes: bool, progress: bool | None, plan: Plan | None) -> Result:
         log = self._open()
         try:
             check_place(log.dir.name, log.past, how.on)
@@ -239,21 +250,24 @@ class Study:
             settings["home"] = home(log, history, self.states)
             states = self._states(log, history, allow_changes, settings["home"])
             placed = sum(record.attempt for record in history.trials)
-            executor = self._executor(how, states, log.dir.name)
+            following = followed(self, plan, history, how)
+            executor = self._executor(how, states, log.dir.name, following)
             try:
+                following = able(following, plan, executor, how)
                 engine = Engine(
                     log,
                     history,
                     decider,
                     executor,
-                    sharded if shards(self.task) > 1 else how.schedule,
+                    self._scheduler(how, following),
                     states=states,
                     limits=self._limits(),
                     pace=self._pace(executor, how, log.dir),
-                    spreads=self._spreads(executor, how),
+                    spreads=self._spreads(executor, how) and following is None,
                     growing=how.growth,
                     packing=how.packs(self.task, self.space, self.seed, concurrent=executor.concurrent),
                     shards=shards(self.task),
+                    following=following,
                 )
                 with self._progress(progress) as engine.watch, stoppable(engine.interrupt):
                     reason = engine.run(Opened(settings, history.clock), pending)
@@ -302,7 +316,12 @@ class Study:
         limits += [] if self.max_failures is None else [Failures(self.max_failures)]
         return limits if self.deadline is None else [*limits, Deadline(self.deadline)]
 
-    def _executor(self, how: RunSettings, states: States, name: str) -> Executor:
+    def _scheduler(self, how: RunSettings, following: Following | None) -> Scheduler:
+        if following is not None:
+            return planned(following.berth)
+        return sharded if shards(self.task) > 1 else how.schedule
+
+    def _executor(self, how: RunSettings, states: States, name: str, following: Following | None = None) -> Executor:
         job = Job(self.task, self.seed, self.metric, self.mode, states, name, how.deterministic)
         if isinstance(how.on, Simulated):
             return SimulatedExecutor(job, how.on)
@@ -312,7 +331,9 @@ class Study:
 
             address, more = settings(how.on)
             folder, least = None if self.file is None else code_of(Path(self.file)), shards(self.task)
-            return RayExecutor(job, address, workers=how.workers, least=least, weight=how.weight, folder=folder, **more)
+            first = () if following is None else following.first()
+            given = {"workers": how.workers, "least": least, "weight": how.weight, "folder": folder, "first": first}
+            return RayExecutor(job, address, **given, **more)
         if how.workers is None or how.workers == 1:
             from penstock.executors.local import LocalExecutor
 

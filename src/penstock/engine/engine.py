@@ -14,6 +14,7 @@ from penstock.bundle import Measured, Parted, StateSaved, TrialFailed, TrialFini
 from penstock.engine.clocking import Pace
 from penstock.engine.collecting import Collecting
 from penstock.engine.decisions import Decider, told
+from penstock.engine.following import Following
 from penstock.engine.limits import Deadline, Limit, Target, soonest
 from penstock.engine.placing import Placing
 from penstock.errors import PenstockError, StudyError, TaskError, trace
@@ -71,6 +72,7 @@ class Engine:
         watch: Callable[[History], None] | None = None,
         devices: Collection[str] | None = None,
         packing: Packing | None = None,
+        following: Following | None = None,
     ) -> None:
         self.study = log.dir.name
         self.log, self.history, self.decider = log, history, decider
@@ -92,6 +94,7 @@ class Engine:
             study=self.study,
             own=devices,
             packing=packing,
+            following=following,
         )
         self.used = history.clock  # seconds, by earlier drivers
         self.interrupted = False
@@ -134,6 +137,8 @@ class Engine:
     def open(self, opened: events.Opened, pending: Iterable[Event]) -> None:
         """Take up the study, with the decisions that are pending."""
         self._log(opened)
+        if self.placing.following is not None:
+            self.placing.following.begin()
         self.placing.pace.open(self.used)
         self.placing.look()
         self.collecting.find()
@@ -161,6 +166,8 @@ class Engine:
             self.history.clock = self.clock()
             self.watch(self.history)
         limit, look = soonest(self.limits, self.clock()) if self.limits else None, self.log.look()
+        if self.placing.following is not None and (within := self.placing.following.within) is not None:
+            limit = within if limit is None else min(limit, within)
         if self.executor.virtual:  # by the machine's clock, no step of a virtual one is too long to wait
             return Wanted(limit)
         reasons_to_look = (limit, self.log.tick(), look, None if self.watch is None else WATCH, LONGEST)
@@ -185,6 +192,8 @@ class Engine:
     def _reason(self) -> str | None:
         if self.interrupted:
             return "interrupted"
+        if self.placing.following is not None and self.placing.following.stopped:
+            return Deadline.reason
         if not self.limits:
             return None
         clock = self.clock()
@@ -231,6 +240,8 @@ class Engine:
                 self.placing.acquit(event.trial)
             unlike = place.mode in ("processes", "packed")
             self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=unlike)
+            if self.placing.following is not None:
+                self.placing.following.reported(event.trial)
             self._report(record, event)
         elif isinstance(event, StateSaved):
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))

@@ -36,7 +36,9 @@ class Following:
 
     def __init__(self, given: Plan, plan: Plan, late: Late = "finish") -> None:
         self.given, self.plan, self.late = given, plan, late
-        self.stopped = late == "stop" and bool(plan.missed)  # whether the study is to end, as it cannot keep its deadline
+        self.stopped = late == "stop" and bool(
+            plan.missed
+        )  # whether the study is to end, as it cannot keep its deadline
         self._course = Course(given)
         self._types = {offer.instance.name: offer.instance for offer in given.cloud.offers}
         self._slower = _mean(plan.job) / _mean(given.job)  # than the given plan's times, as the present plan has them
@@ -59,6 +61,14 @@ class Following:
         known = self._history.given
         if known is None or known.plan != plain(self.given):
             self._log(self.given, "It was given.", given=True)
+
+    def first(self) -> list[Request]:
+        """The requests of the plan's first stages, for an executor that is to begin with them."""
+        first = {bracket: self._at(bracket, 0) for bracket in {stage.bracket for stage in self.given.stages}}
+        return [
+            Request(one.nodes * self._types[one.instance].devices, market=one.market, instance=one.instance)
+            for one in first.values()
+        ]
 
     @property
     def within(self) -> float | None:
@@ -95,8 +105,10 @@ class Following:
             self._stand()
         self._deal()
 
-    def request(self) -> None:
+    def request(self, *, changed: bool) -> None:
         """Ask for the nodes that the plan calls for now, and note when it will call for others."""
+        if not changed and self._due > self._placing.clock():
+            return
         self._stand()
         now, wanted = self._placing.clock(), Counter[Kind]()
         for one in self._standing.values():
@@ -110,7 +122,9 @@ class Following:
             [Request(count * sizes[here], market=here[1], instance=here[0]) for here, count in wanted.items()]
         )
         coming = [one.left - one.after.lead for one in self._standing.values() if one.after is not None]
-        moments = [now + seconds for seconds in coming if seconds > 0] + [self._patience(one) for one in self._missing()]
+        moments = [now + seconds for seconds in coming if seconds > 0] + [
+            self._patience(one) for one in self._missing()
+        ]
         self._due = min(moments, default=math.inf)
 
     # Where it stands
@@ -276,7 +290,11 @@ class Following:
         )  # fmt: skip
         self.plan, self._drift = replace(self.plan, frontier=(), baselines=()), Drift()
         if self.plan.missed and not before.missed:
-            then = {"finish": "it goes on as cheaply as it can", "stop": "it stops", "pay": "it goes on as fast as the money allows"}
+            then = {
+                "finish": "it goes on as cheaply as it can",
+                "stop": "it stops",
+                "pay": "it goes on as fast as the money allows",
+            }
             say(f"{self._placing.study}: {reason} {self.plan.missed} By late={self.late!r} {then[self.late]}.")
             self.stopped = self.late == "stop"
         self._log(self.plan, f"{reason} {self.plan.missed}".strip())

@@ -10,6 +10,7 @@ from penstock.errors import StudyError
 from penstock.log.fields import build
 from penstock.numeric import shown
 from penstock.planning.cloud import Cloud
+from penstock.planning.rehearsing import simulation
 from penstock.planning.spec import Job
 from penstock.planning.spec import Purpose as Purpose
 
@@ -104,8 +105,8 @@ class Plan:
     used_seconds: float = 0.0
     used_cost: float = 0.0
     missed: str = ""
-    job: Job | None = None
-    cloud: Cloud | None = None
+    job: Job = field(kw_only=True)
+    cloud: Cloud = field(kw_only=True)
 
     def at(self, bracket: int, number: int) -> PlannedStage | None:
         """The stage of that number in that bracket; None where the plan does not have it."""
@@ -128,6 +129,10 @@ class Plan:
                     f"The plan was made for another {name}: {shown(made)}, and the study has {shown(now)}. Make a plan "
                     "for this study, with study.plan(...) or `penstock plan FILE`."
                 )
+
+    def simulation(self) -> dict[str, Any]:
+        """The settings of a simulated cloud that is as the plan takes the real one to be: see ``Simulated.of``."""
+        return simulation(self.job, self.cloud)
 
     def to_json(self) -> str:
         """The plan as JSON, which ``from_json`` reads."""

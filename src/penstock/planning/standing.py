@@ -52,7 +52,9 @@ def needs(one: Standing) -> Counter[Kind]:
     return +wanted
 
 
-def time_left(running: Collection[float], waiting: Sequence[float], idle: int, after: float = 0.0, late: int = 0) -> float:
+def time_left(
+    running: Collection[float], waiting: Sequence[float], idle: int, after: float = 0.0, late: int = 0
+) -> float:
     """The seconds until the last of these trials ends, by the seconds that each still takes.
 
     The trials that wait begin in turn: on ``idle`` places now, on ``late`` ones ``after`` some seconds, or when a
@@ -107,6 +109,4 @@ class Course:
 
     def undrawn(self, bracket: int, number: int, trials: int) -> bool:
         """Whether further trials begin in a stage, where there are so many trials so far."""
-        return any(
-            trials < run[0].last for run in self._runs if (run[0].bracket, run[0].number) == (bracket, number)
-        )
+        return any(trials < run[0].last for run in self._runs if (run[0].bracket, run[0].number) == (bracket, number))

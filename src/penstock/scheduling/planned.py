@@ -64,6 +64,8 @@ def _part(
     """The fullest device that has room for the trial beside others of its signature, or else an idle one."""
     idle = 1 - FULL
     fits = [name for name in on if left[name].share >= one.devices - FULL and left[name].bytes >= demand.bytes]
-    beside = [name for name in fits if left[name].share < idle and demand.signature and kinds.get(name) == demand.signature]
+    beside = [
+        name for name in fits if left[name].share < idle and demand.signature and kinds.get(name) == demand.signature
+    ]
     whole = [name for name in fits if left[name].share >= idle]
     return (min(beside, key=lambda name: left[name].share),) if beside else (whole[0],) if whole else None

@@ -51,6 +51,7 @@ class RayExecutor(Executor):
     ``weight`` is the study's part of the cluster beside other studies. ``folder`` is the code that nodes need. After a
     ``request``, idle workers beyond it are kept for ``idle`` seconds; where the cluster has an autoscaler, their nodes
     go with them. ``market`` limits the study to nodes that are labelled "spot" or "on-demand".
+    ``first`` is the request that the study begins with.
     """
 
     flexible = True
@@ -66,9 +67,12 @@ class RayExecutor(Executor):
         folder: Path | None = None,
         idle: float = 60.0,
         market: str | None = None,
+        first: Sequence[Request] = (),
     ) -> None:
         self._ray = require()
         self._requesting, self._doubts = Requesting(workers, market, idle, least), Doubts()
+        if first:
+            self._requesting.request(first)
         data = pickled(job, "workers on other machines")
         self._connection: Connection = connect(on, folder)
         self._began = time.monotonic()

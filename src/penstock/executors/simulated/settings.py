@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from penstock.bundle import Device
 from penstock.errors import StudyError
@@ -12,6 +13,13 @@ from penstock.numeric import finite, shown, whole
 from penstock.speed.curve import Curve
 
 MOST = 1_000_000  # more devices are a mistake, and would not fit in memory
+
+
+class Rehearsed(Protocol):
+    """A plan, as far as it is known here."""
+
+    def simulation(self) -> dict[str, Any]:
+        """The settings of a cloud on which it can be followed."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +170,14 @@ class Simulated:
                 raise StudyError(f"losses of Simulated must have the names of devices, got {shown(lost)}.")
         for _, device in self.arrivals:
             _check_device("arrivals", device)
+
+    @classmethod
+    def of(cls, plan: Rehearsed, **changes: Any) -> Simulated:
+        """A cloud on which a plan can be rehearsed: its nodes, with their prices and delays, and its trials' times.
+
+        ``changes`` are settings that are to differ, such as ``seed``: another seed has other delays and losses.
+        """
+        return cls(**{"devices": 0, **plan.simulation(), **changes})
 
     def cluster(self) -> list[Device]:
         """The devices that are there at first."""
