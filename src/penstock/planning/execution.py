@@ -151,6 +151,10 @@ class Execution:
             starts.append(ends)
         return Outcome(now + before.seconds, np.sum(costs, axis=0), np.stack(starts, axis=1), np.stack(costs, axis=1))
 
+    def new(self, before: Choice | None, choice: Choice) -> int:
+        """How many nodes have to come for a choice."""
+        return choice.nodes - keeps(before, choice)
+
     @property
     def nothing(self) -> Trained:
         """The stage before the first: it takes no time, on the nodes that are held."""

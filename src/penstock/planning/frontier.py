@@ -33,18 +33,15 @@ class Labelled:
     path: Path
 
 
-def frontier(weights: Weights, quickest: float = 0.0, latest: float = math.inf) -> list[Labelled]:
-    """All plans that no other plan beats in both, the quickest first: those whose seconds are in the range given.
-
-    Outside of the range there are the corners of the hull that were met on the way, which are on the frontier, too.
-    """
-    hull = _hull(weights, quickest, latest)
-    near = [(a, b) for a, b in pairwise(hull) if b.seconds >= quickest and a.seconds <= latest]
-    found = _labels(weights, [_Bound(weights, a, b) for a, b in near]) if near else []
-    found += [_Label(one.seconds, one.cost, one.states) for one in hull]
+def frontier(weights: Weights) -> list[Labelled]:
+    """All plans that no other plan beats in both, the quickest first."""
+    hull = _hull(weights)
+    found = list(hull)
+    if len(hull) > 1:
+        found += _labels(weights, [_Bound(weights, a, b) for a, b in pairwise(hull)])
     found.sort(key=lambda one: (one.seconds, one.cost))
     chosen = _undominated(np.array([one.seconds for one in found]), np.array([one.cost for one in found]))
-    return [Labelled(found[i].seconds, found[i].cost, weights.path(list(found[i].states))) for i in chosen]
+    return [Labelled(found[i].seconds, found[i].cost, weights.path(found[i].states)) for i in chosen]
 
 
 class _Label(NamedTuple):
@@ -91,8 +88,8 @@ def _least(weights: Weights, slope: float) -> _Label:
     return _Label(time, money + float(weights.last[at]), tuple(states))
 
 
-def _hull(weights: Weights, quickest: float, latest: float) -> list[_Label]:
-    """Plans on the convex hull, the quickest first: the two ends, and corners between them inside of the range."""
+def _hull(weights: Weights) -> list[_Label]:
+    """Plans on the convex hull, the quickest first: the two ends, and corners between them."""
     first, last = _least(weights, math.inf), _least(weights, 0.0)
     # Of the plans that are as quick, the cheapest: by a slope at which no saving pays for a second.
     steep = max(1.0, first.cost) / max(EVEN, 1e-7 * last.seconds)
@@ -101,7 +98,7 @@ def _hull(weights: Weights, quickest: float, latest: float) -> list[_Label]:
     found, pairs = [first, last], [(0.0, first, last)]
     while pairs and len(found) < CORNERS:
         _, a, b = heapq.heappop(pairs)
-        if b.seconds < quickest or a.seconds > latest or not _apart(a, b):
+        if not _apart(a, b):
             continue
         slope = (a.cost - b.cost) / (b.seconds - a.seconds)
         between = _least(weights, slope)

@@ -6,6 +6,7 @@ whole plan: quantiles, and the least that is paid for a node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +28,22 @@ class Weights:
     cost: tuple[Array, ...]
     last: Array  # what the last stage costs in each of its states, after what the change to it has cost
 
-    def path(self, states: list[int]) -> Path:
+    def path(self, states: Sequence[int]) -> Path:
         """The plan along the states."""
         return tuple(self.choices[state] for state in states)
+
+    def means(self, path: Path) -> tuple[float, float]:
+        """The mean seconds and cost of a plan."""
+        at, time, money = 0, 0.0, 0.0
+        for choice, seconds, cost in zip(path, self.seconds, self.cost, strict=True):
+            to = choice.offer * self.most + choice.nodes - 1
+            time, money, at = time + float(seconds[at, to]), money + float(cost[at, to]), to
+        return time, money + float(self.last[at])
+
+    @property
+    def most(self) -> int:
+        """The most nodes of a choice."""
+        return self.choices[-1].nodes
 
 
 def weigh(execution: Execution, *, ahead: bool) -> Weights:

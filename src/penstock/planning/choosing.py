@@ -1,0 +1,187 @@
+"""The cheapest plan of a frontier whose samples keep the deadline, or the quickest whose samples keep the cost.
+
+Means add up along a plan, and quantiles do not: so the frontier is that of the means, and a plan on it is judged by
+samples of its whole execution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.planning.baselines import greedy, naives, statics
+from penstock.planning.cloud import Cloud
+from penstock.planning.draws import Array
+from penstock.planning.execution import Choice, Execution, Outcome, Path
+from penstock.planning.frontier import frontier
+from penstock.planning.spec import Job
+from penstock.planning.weights import Weights, weigh
+
+WEIGHING, JUDGING = 8_192, 131_072  # trials of a stage that are sampled for its weights, and to judge a plan
+NEAR = 24  # plans next to the first that holds: where costs are nearly equal, a cheaper one may hold as well
+TIGHTER = 0.97  # a baseline whose samples miss the deadline is made for so much of it
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan for each bracket, with the mean seconds until the last has ended, and the mean cost of all."""
+
+    seconds: float
+    cost: float
+    paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A plan and the samples of its execution, bracket by bracket."""
+
+    candidate: Candidate
+    outcomes: tuple[Outcome, ...]
+    seconds: Array
+    cost: Array
+
+    def chance(self, deadline: float | None) -> float:
+        """The part of the samples that keep the deadline."""
+        return 1.0 if deadline is None else float((self.seconds <= deadline).mean())
+
+    def late(self, confidence: float) -> float:
+        """The seconds that so many of the samples keep."""
+        return quantile(self.seconds, confidence)
+
+    def paid(self, confidence: float) -> float:
+        """The cost that so many of the samples keep."""
+        return quantile(self.cost, confidence)
+
+
+def quantile(samples: Array, confidence: float) -> float:
+    """The least value that so large a part of the samples does not exceed."""
+    return float(np.quantile(samples, confidence, method="inverted_cdf"))
+
+
+class Choosing:
+    """All plans of a job on a cloud."""
+
+    def __init__(self, job: Job, cloud: Cloud, held: Mapping[int, Choice], *, ahead: bool, seed: int) -> None:
+        self.ahead = ahead
+        self._weighing, self._judging, self.weights = list[Execution](), list[Execution](), list[Weights]()
+        for works in job.brackets:
+            trials = max(work.trials for work in works)
+            bracket, own = works[0].bracket, held.get(works[0].bracket)
+            for made, sampled, at in ((self._weighing, WEIGHING, 0), (self._judging, JUDGING, 1)):
+                samples = min(max(sampled // trials, sampled // 512), sampled // 128)
+                key = 2 * (seed * 1000 + bracket) + at
+                made.append(Execution(job, works, cloud, samples=samples, seed=key, held=own))
+            self.weights.append(weigh(self._weighing[-1], ahead=ahead))
+        self.frontier = _together([[(a.seconds, a.cost, a.path) for a in frontier(one)] for one in self.weights])
+        self._judged = dict[tuple[Path, ...], Judged]()
+
+    @property
+    def executions(self) -> list[Execution]:
+        """The executions by which plans are judged."""
+        return self._judging
+
+    def judge(self, candidate: Candidate) -> Judged:
+        """The samples of a plan."""
+        if candidate.paths not in self._judged:
+            pairs = zip(self._judging, candidate.paths, strict=True)
+            outcomes = tuple(execution.run(path, ahead=self.ahead) for execution, path in pairs)
+            rows = max(len(one.seconds) for one in outcomes)
+            seconds = np.max([np.resize(one.seconds, rows) for one in outcomes], axis=0)
+            cost = np.sum([np.resize(one.cost, rows) for one in outcomes], axis=0)
+            self._judged[candidate.paths] = Judged(candidate, outcomes, seconds, cost)
+        return self._judged[candidate.paths]
+
+    def cheapest(self, deadline: float | None, confidence: float) -> Judged | None:
+        """The cheapest plan whose samples keep the deadline; None where none does."""
+        ranked = self.frontier[::-1]  # the cheapest first
+        if deadline is None:
+            return self.judge(ranked[0])
+        return self._first(ranked, lambda one: one.late(confidence) <= deadline, lambda one: float(one.cost.mean()))
+
+    def quickest(self, max_cost: float, confidence: float) -> Judged | None:
+        """The quickest plan whose samples keep the cost; None where none does."""
+        return self._first(
+            self.frontier, lambda one: one.paid(confidence) <= max_cost, lambda one: float(one.seconds.mean())
+        )
+
+    def _first(
+        self, ranked: Sequence[Candidate], holds: Callable[[Judged], bool], value: Callable[[Judged], float]
+    ) -> Judged | None:
+        """The best plan that holds, of plans from the best to the one that holds most surely."""
+        low, high = 0, len(ranked) - 1
+        if not holds(self.judge(ranked[high])):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if holds(self.judge(ranked[middle])):
+                high = middle
+            else:
+                low = middle + 1
+        near = (self.judge(one) for one in ranked[max(0, high - NEAR) : high + 1])
+        return min(filter(holds, near), key=value)
+
+    def static(self, deadline: float | None, confidence: float) -> Judged | None:
+        """The cheapest plan with the same nodes in all stages of a bracket that keeps the deadline."""
+        return self._of(statics, deadline, confidence)
+
+    def naive(self, deadline: float | None, confidence: float) -> Judged | None:
+        """The cheapest plan with the same devices a trial in all stages of a bracket that keeps the deadline."""
+        return self._of(naives, deadline, confidence)
+
+    def greedy(self, deadline: float | None, confidence: float) -> Judged | None:
+        """RubberBand's plan; it is made for an earlier deadline where its samples miss this one."""
+        goal = math.inf if deadline is None else deadline
+        while True:
+            pairs = zip(self._weighing, self.weights, strict=True)
+            paths = [greedy(execution, weights, goal) for execution, weights in pairs]
+            if any(path is None for path in paths):
+                return None
+            judged = self.judge(self._candidate(path for path in paths if path is not None))
+            if deadline is None or judged.late(confidence) <= deadline:
+                return judged
+            goal *= TIGHTER
+
+    def _of(
+        self, kind: Callable[[Execution], Iterable[Path]], deadline: float | None, confidence: float
+    ) -> Judged | None:
+        plans = []
+        for execution, weights in zip(self._weighing, self.weights, strict=True):
+            plans.append([(*weights.means(path), path) for path in kind(execution)])
+        if not all(plans):
+            return None
+        for one in _together(plans)[::-1]:
+            judged = self.judge(one)
+            if deadline is None or judged.late(confidence) <= deadline:
+                return judged
+        return None
+
+    def _candidate(self, paths: Iterable[Path]) -> Candidate:
+        made = tuple(paths)
+        means = [weights.means(path) for weights, path in zip(self.weights, made, strict=True)]
+        return Candidate(max(time for time, _ in means), sum(cost for _, cost in means), made)
+
+
+def _together(brackets: Sequence[Sequence[tuple[float, float, Path]]]) -> list[Candidate]:
+    """Plans of several brackets at once: for each time, the cheapest plan of each bracket that has ended by then."""
+    fronts = []
+    for plans in brackets:
+        front = list[tuple[float, float, Path]]()
+        for plan in sorted(plans, key=lambda one: one[:2]):
+            if not front or plan[1] < front[-1][1]:
+                front.append(plan)
+        fronts.append(front)
+    least = max(front[0][0] for front in fronts)
+    made = list[Candidate]()
+    at = [0] * len(fronts)
+    for seconds in sorted({least, *(plan[0] for front in fronts for plan in front if plan[0] > least)}):
+        for number, front in enumerate(fronts):
+            while at[number] + 1 < len(front) and front[at[number] + 1][0] <= seconds:
+                at[number] += 1
+        chosen = [front[number] for front, number in zip(fronts, at, strict=True)]
+        made.append(
+            Candidate(max(one[0] for one in chosen), sum(one[1] for one in chosen), tuple(one[2] for one in chosen))
+        )
+    return made
