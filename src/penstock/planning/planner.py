@@ -186,6 +186,8 @@ def _made(
         assumed=job.assumed,
         frontier=tuple(Point(one.seconds, one.cost, _nodes(one.paths)) for one in choosing.frontier),
         baselines=tuple(_baseline(kind, one, cloud, deadline) for kind, one in kinds if one is not None),
+        job=job,
+        cloud=cloud,
     )
 
 
