@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from inspect import Parameter, signature
@@ -45,7 +45,7 @@ from penstock.log.writer import Log
 from penstock.numeric import legible, shown
 from penstock.opening import check_place, main_file, nothing_left, settings_of
 from penstock.planning.plan import Plan
-from penstock.plans import able, as_plan, followed
+from penstock.plans import UnitSeconds, able, as_plan, followed, plan_of
 from penstock.result import Result
 from penstock.saying import say
 from penstock.scheduling.base import Scheduler
@@ -286,6 +286,51 @@ class Study:
         if progress is not False and log.past and placed == sum(record.attempt for record in history.trials):
             say(nothing_left(log.dir.name, reason, len(history.trials), self.algorithm.grows))
         return result
+
+    def plan(
+        self,
+        *,
+        deadline: float | str | None = None,
+        max_cost: float | None = None,
+        instances: Sequence[str] | None = None,
+        spot: bool = False,
+        confidence: float = 0.95,
+        catalogue: str | Path | None = None,
+        unit_seconds: UnitSeconds | None = None,
+        log: str | None = None,
+        most: int | None = None,
+    ) -> Plan:
+        """The cheapest nodes that keep a deadline, or the quickest that keep a cost: a plan, which ``run`` can follow.
+
+        A unit's seconds come from what earlier runs of the task measured, or ``penstock profile``, as far as nothing
+        else is given.
+
+        Args:
+            deadline: seconds that the study may take in all, or text such as "90s", "10m", "2h".
+            max_cost: the most that it may cost, in the catalogue's money.
+            instances: the types of nodes to choose from, by their names in the catalogue; those on whose devices
+                something was measured, if None.
+            spot: whether nodes of the spot market may be used, which can be taken away.
+            confidence: the probability with which the deadline, or the cost, is to hold.
+            catalogue: a TOML file of instances and prices of your own, over the one that Penstock brings.
+            unit_seconds: the seconds of a unit alone on a device, or their mean and deviation; by instance if they
+                differ.
+            log: the name of a study that has run, whose units' times are taken.
+            most: the most nodes that there may be at once.
+        """
+        self.task = as_task(self.task)
+        return plan_of(
+            self,
+            deadline=deadline,
+            max_cost=max_cost,
+            instances=instances,
+            spot=spot,
+            confidence=confidence,
+            catalogue=catalogue,
+            unit_seconds=unit_seconds,
+            log=log,
+            most=most,
+        )
 
     def timeline(self) -> list[Row]:
         """Which trial had how much of which device, as rows of device, trial, start, end, share and mode."""

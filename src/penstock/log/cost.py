@@ -71,7 +71,7 @@ class Bill:
 
     def _cost(self, node: Mapping[str, Any], clock: float) -> float:
         seconds = max(self._prices.get("minimum", 0.0), clock - node["since"])
-        return (self._price(node) or 0.0) * seconds / 3600
+        return (self._price(node) or 0.0) * float(seconds) / 3600
 
     def _price(self, node: Mapping[str, Any]) -> float | None:
         price = node.get("price")

@@ -156,6 +156,14 @@ class History:
         return self.bill.total(self.clock) if self.bill.priced else None
 
     @property
+    def costs(self) -> dict[str, Any]:
+        """The cost so far, and that which the plan expects in all; empty where neither is known."""
+        if self.cost is None and self.planned is None:
+            return {}
+        plan = {} if self.planned is None else self.planned.plan
+        return {"so_far": self.cost, "expected": plan.get("cost"), "currency": plan.get("currency", "")}
+
+    @property
     def best(self) -> TrialRecord | None:
         """The best trial by the one rule of ``ranking``."""
         return self._ranking.best

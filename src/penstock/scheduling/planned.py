@@ -26,7 +26,8 @@ def planned(berth: Callable[[int], Berth]) -> Scheduler:
     >>> from penstock.speed.model import UNKNOWN
     >>> devices = {name: Device(name, "h200", 8, node=name[0]) for name in ("a0", "a1", "b0", "b1")}
     >>> schedule = planned(lambda trial: Berth(2, {"b"}))
-    >>> [one.devices for one in schedule(View(devices, {}, room(devices, ())), [Demand(t, "g", 9) for t in (0, 1)], UNKNOWN)]
+    >>> view, demands = View(devices, {}, room(devices, ())), [Demand(0, "g", 9), Demand(1, "g", 9)]
+    >>> [one.devices for one in schedule(view, demands, UNKNOWN)]
     [('b0', 'b1')]
     """
 

@@ -16,7 +16,7 @@ from penstock.seeds import key
 class Surroundings(Protocol):
     """The methods of the executor that its devices call."""
 
-    def after(self, seconds: float, action: Callable[[Any], None], subject: Any) -> None:
+    def after(self, seconds: float, action: Callable[[Any], object], subject: Any) -> None:
         """Call ``action(subject)`` when ``seconds`` have passed on the clock."""
 
     def now(self) -> float:

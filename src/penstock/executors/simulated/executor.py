@@ -63,7 +63,7 @@ class SimulatedExecutor(Executor):
         self.flexible = self.scales = settings.most is not None or bool(settings.instances)
         self._now, self._woken = settings.opening, False
         self._urgent = False  # a measurement was made: the engine may change bundles before they begin
-        self._heap: list[tuple[float, int, Callable[[Any], None], Any, int]] = []
+        self._heap: list[tuple[float, int, Callable[[Any], object], Any, int]] = []
         self._counter = count()
         self._events: list[ExecutorEvent] = []
         self._on: dict[str, SimulatedBundle] = {}  # the bundle on each device
@@ -135,7 +135,7 @@ class SimulatedExecutor(Executor):
             self._now = end
         return events
 
-    def _at(self, when: float, action: Callable[[Any], None], subject: Any, version: int = -1) -> None:
+    def _at(self, when: float, action: Callable[[Any], object], subject: Any, version: int = -1) -> None:
         heappush(self._heap, (when, next(self._counter), action, subject, version))
 
     def _say(self, event: ExecutorEvent) -> None:
@@ -144,7 +144,7 @@ class SimulatedExecutor(Executor):
 
     # Methods that the devices call (`Surroundings`)
 
-    def after(self, seconds: float, action: Callable[[Any], None], subject: Any) -> None:
+    def after(self, seconds: float, action: Callable[[Any], object], subject: Any) -> None:
         """Call ``action(subject)`` when ``seconds`` have passed on the clock."""
         self._at(self._now + seconds, action, subject)
 

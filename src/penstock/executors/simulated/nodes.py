@@ -82,7 +82,7 @@ def draw(seconds: Seconds, *what: object) -> float:
 class Surroundings(Protocol):
     """The methods of the devices and of the executor that nodes call."""
 
-    def after(self, seconds: float, action: Callable[[Any], None], subject: Any) -> None:
+    def after(self, seconds: float, action: Callable[[Any], object], subject: Any) -> None:
         """Call ``action(subject)`` when ``seconds`` have passed on the clock."""
 
     def now(self) -> float:
