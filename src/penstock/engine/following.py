@@ -12,11 +12,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from penstock.bundle import Request
 from penstock.engine.drift import TOLERANCE, Drift, spreads
 from penstock.log import events
+from penstock.planning.cloud import Instance
 from penstock.planning.plan import Plan, PlannedStage
 from penstock.planning.planner import Held, Used, replan
 from penstock.planning.spec import Job, Times
@@ -28,7 +29,17 @@ if TYPE_CHECKING:
     from penstock.engine.placing import Placing
 
 Late = Literal["finish", "stop", "pay"]
+LESS = (0.8, 0.5)  # confidences with which a deadline is still kept, before it is said that it cannot be
 SOON = 1e-3  # seconds: the least time to wait for a moment that has all but come
+
+
+class _Unit(NamedTuple):
+    """A unit that trains: since when, whether it is the first of a placement, and on what part of which devices."""
+
+    since: float
+    first: bool
+    type: Instance
+    share: float
 
 
 class Following:
@@ -43,7 +54,7 @@ class Following:
         self._types = {offer.instance.name: offer.instance for offer in given.cloud.offers}
         self._slower = _mean(plan.job) / _mean(given.job)  # than the given plan's times, as the present plan has them
         self._drift = Drift()
-        self._since: dict[int, tuple[float, bool]] = {}  # by trial: the last boundary, and whether it was placed then
+        self._since: dict[int, _Unit] = {}  # by trial: the unit that it trains, or has trained last
         self._standing: dict[int, Standing] = {}  # by bracket
         self._nodes: dict[str, Kind] = {}  # the nodes that are paid for
         self._of: dict[str, int] = {}  # the bracket that has each of them
@@ -84,14 +95,25 @@ class Following:
 
     def entered(self, trial: int) -> None:
         """A trial was placed."""
-        self._since[trial] = self._placing.clock(), True
+        place = self._placing.running[trial]
+        instance = self._placing.bundling.devices[place.devices[0]].instance or ""
+        share = self._placing.bundling.assigned[trial].share
+        self._since[trial] = _Unit(self._placing.clock(), True, self._types[instance], share)
 
     def reported(self, trial: int) -> None:
         """A trial has reported a unit: compare its seconds with the plan's."""
-        now, (since, first) = self._placing.clock(), self._since[trial]
-        self._since[trial] = now, False
-        unit = self._unit(self._stage(trial)[1])
-        self._drift.add(trial, now - since, unit + first * self.plan.job.start.expected)
+        now, one = self._placing.clock(), self._since[trial]
+        self._since[trial] = one._replace(since=now, first=False)
+        self._drift.add(trial, now - one.since, self._whole(one))
+
+    def _whole(self, one: _Unit) -> float:
+        """The seconds of a unit of a running trial, as the plan has them."""
+        return self._unit(one.type, one.share) + one.first * self.plan.job.start.expected
+
+    def _under_way(self) -> list[tuple[float, float]]:
+        """The seconds so far of each unit that trains, and those that the plan has."""
+        now, there = self._placing.clock(), [self._since[trial] for trial in self._placing.running]
+        return [(now - one.since, self._whole(one)) for one in there]
 
     def look(self) -> None:
         """See where the study stands, before trials are placed; plan anew where that leaves the plan."""
@@ -158,13 +180,13 @@ class Following:
         devices, places = self._placing.bundling.devices, self._placing.running
         nodes = {devices[name].node for trial in running for name in places[trial].devices if name in devices}
         busy = Counter(self._nodes[node] for node in nodes if node in self._nodes)
-        ours, size = self._ours(bracket, kind(stage)), self._types[stage.instance].devices / stage.devices
+        type, ours = self._types[stage.instance], self._ours(bracket, kind(stage))
         there = sum(device.node in ours for device in devices.values()) / stage.devices
-        planned = round(stage.nodes * size)
+        planned = round(stage.nodes * type.devices / stage.devices)
         waits = bool(waiting) or self._course.undrawn(bracket, stage.number, len(self._history.trials))
         left = time_left(
-            [self._left(trial, stage) for trial in running],
-            [self._units(trial) * self._unit(stage) * self._drift.of(trial) for trial in waiting],
+            [self._left(trial) for trial in running],
+            [self._units(trial) * self._unit(type, stage.devices) * self._drift.of(trial) for trial in waiting],
             max(0, round(there) - len(running)),
             max(0.0, self._expected(kind(stage)) - self._placing.clock()),
             max(0, planned - round(there)),
@@ -175,21 +197,17 @@ class Following:
         record = self._history.trials[trial]
         return max(0, record.granted - record.reported)
 
-    def _left(self, trial: int, stage: PlannedStage) -> float:
+    def _left(self, trial: int) -> float:
         """The seconds that a running trial still takes."""
-        since, first = self._since[trial]
-        unit = self._unit(stage) * self._drift.of(trial)
-        begun = unit + first * self.plan.job.start.expected
-        return max(0.0, begun - (self._placing.clock() - since)) + max(0, self._units(trial) - 1) * unit
+        one, slower = self._since[trial], self._drift.of(trial)
+        begun = max(0.0, self._whole(one) * slower - (self._placing.clock() - one.since))
+        return begun + max(0, self._units(trial) - 1) * self._unit(one.type, one.share) * slower
 
-    def _unit(self, stage: PlannedStage) -> float:
-        """The seconds of a unit in a stage, as the plan has them."""
-        times = self._times(stage)
+    def _unit(self, type: Instance, share: float) -> float:
+        """The seconds of a unit on so many devices of a type, or on a part of one, as the plan has them."""
+        times = self.plan.job.on(type)
         weight = sum(one.weight for one in times)
-        return sum(one.weight * one.unit.expected * one.curve.at(stage.devices) for one in times) / weight
-
-    def _times(self, stage: PlannedStage) -> tuple[Times, ...]:
-        return self.plan.job.on(self._types[stage.instance])
+        return sum(one.weight * one.unit.expected * one.curve.at(share) for one in times) / weight
 
     # Nodes
 
@@ -253,9 +271,9 @@ class Following:
     def _off(self) -> str:
         """Why units leave the plan, if they do."""
         job = next(iter(self.plan.job.times.values()))
-        if not self._drift.left(*spreads(job)):
+        if not self._drift.left(under_way := self._under_way(), *spreads(job)):
             return ""
-        return f"Units take {self._drift.all:.2f} times as long as planned."
+        return f"Units take {self._drift.all(under_way):.2f} times as long as planned."
 
     def _overdue(self) -> str:
         """Which nodes are late, if any are; each request for nodes is said to be late once."""
@@ -266,7 +284,7 @@ class Following:
 
     def _replan(self, reason: str) -> None:
         """Plan what is left with the times that were seen, and log the new plan with the reason."""
-        self._slower *= self._drift.all
+        self._slower *= self._drift.all(self._under_way())
         progress, held = {}, {}
         for bracket, one in self._standing.items():
             under_way = [*self._placing.running, *self._placing.queue.waiting]
@@ -284,10 +302,13 @@ class Following:
         late: Literal["finish", "pay"] = "pay" if self.late == "pay" else "finish"
         made, before = self.given, self.plan
         used = Used(self._placing.clock(), self._history.bill.total(self._placing.clock()))
-        self.plan = replan(
-            job, made.cloud, held=held, used=used, deadline=made.deadline, max_cost=made.max_cost,
-            confidence=made.confidence, late=late,
-        )  # fmt: skip
+        for confidence in (made.confidence, *(one for one in LESS if one < made.confidence)):
+            self.plan = replan(
+                job, made.cloud, held=held, used=used, deadline=made.deadline, max_cost=made.max_cost,
+                confidence=confidence, late=late,
+            )  # fmt: skip
+            if not self.plan.missed:
+                break
         self.plan, self._drift = replace(self.plan, frontier=(), baselines=()), Drift()
         if self.plan.missed and not before.missed:
             then = {
