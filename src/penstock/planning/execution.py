@@ -21,6 +21,7 @@ from penstock.planning.spec import Job, Work
 from penstock.speed.curve import Curve
 
 HOUR = 3600.0
+WAVES = 12
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ Path = tuple[Choice, ...]
 class Trained:
     """Samples of a stage from the moment its nodes are ready: its seconds, each node's, and its device seconds.
 
-    ``ends`` has for each sample when each of the nodes has no more trials, the earliest first; 0 for a node without.
+    ``ends`` has for each sample when each of the nodes has no more trials, the earliest first; a
+    node without trials is held to the end.
     """
 
     layout: Layout
@@ -51,6 +53,10 @@ class Trained:
         """The mean seconds of node time that are saved where the first 0, 1, 2, … nodes go as soon as they can."""
         idle = (self.seconds[:, None] - self.ends).mean(axis=0)
         return np.concatenate([[0.0], np.cumsum(idle)])
+
+    def short(self, least: float) -> Array:
+        """The mean seconds that are paid beyond their use where the first 0, 1, 2, … nodes go after this stage alone."""
+        return np.concatenate([[0.0], np.cumsum(np.maximum(0.0, least - self.ends).mean(axis=0))])
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class Execution:
         self._seed = seed
         self._alone: dict[tuple[int, int], tuple[Array, Array]] = {}
         self._signs: Array | None = None
+        self._seconds: dict[tuple[int, int, int, int, int], Array] = {}
         self._trained: dict[tuple[int, int, Layout], Trained] = {}
         self._coming: dict[int, Coming] = {}
         self._factors: dict[int, Array] = {}
@@ -98,7 +105,8 @@ class Execution:
             self._trained[key] = self._train(stage, choice.offer, layout)
         made = self._trained[key]
         if (spare := choice.nodes - layout.nodes) > 0:
-            return Trained(layout, made.seconds, np.pad(made.ends, ((0, 0), (spare, 0))), made.device_seconds)
+            idle = np.repeat(made.seconds[:, None], spare, axis=1)  # held for a stage to come
+            return Trained(layout, made.seconds, np.hstack([made.ends, idle]), made.device_seconds)
         return made
 
     def coming(self, stage: int) -> Coming:
@@ -215,31 +223,35 @@ class Execution:
         return self._alone[stage, offer]
 
     def _train(self, stage: int, number: int, layout: Layout) -> Trained:
-        offer, work = self.cloud.offers[number], self.works[stage]
-        times = self.job.on(offer.instance)
-        alone, signs = self._alone_on(stage, self._first(offer))
-        random = self._random(5, stage, number)
-        if layout.share == 1:
-            seconds = alone * np.array([one.curve.at(layout.width) for one in times])[signs]
-        else:
-            seconds = shared(alone, signs, [one.curve for one in times], layout)
-        seconds = seconds + self.job.start.draw(random, *seconds.shape)
-        if offer.losses:
-            seconds = seconds + self._lost(random, seconds, offer, work, layout)
+        seconds = self._bundles(stage, number, layout)
         ends = queue(seconds, layout.slots)
-        nodes = np.stack([ends[:, slots].max(axis=1) for slots in layout.slots_of_nodes()], axis=1)
+        nodes = layout.by_node(ends)
         nodes.sort(axis=1)
         return Trained(layout, ends.max(axis=1), nodes, seconds.sum(axis=1) * layout.width)
+
+    def _bundles(self, stage: int, number: int, layout: Layout) -> Array:
+        """The seconds of each bundle of a stage, the same whatever the number of nodes."""
+        offer, work = self.cloud.offers[number], self.works[stage]
+        key = (stage, self._alike(number), layout.width, layout.share, layout.slots if layout.share > 1 else 0)
+        if key not in self._seconds:
+            curves = [one.curve for one in self.job.on(offer.instance)]
+            alone, signs = self._alone_on(stage, self._first(offer))
+            if layout.share == 1:
+                seconds = alone * np.array([curve.at(layout.width) for curve in curves])[signs]
+            else:
+                seconds = shared(alone, signs, curves, layout)
+            random = self._random(5, *key)
+            seconds = seconds + self.job.start.draw(random, *seconds.shape)
+            if offer.losses:
+                again = self.cloud.arrival.expected + self.cloud.preparing.expected
+                units = np.full(seconds.shape, max(1.0, work.units))
+                seconds = seconds + lost(random, seconds, units, offer.losses * layout.span / HOUR, again)
+            self._seconds[key] = seconds
+        return self._seconds[key]
 
     def _first(self, offer: Offer) -> int:
         """The first offer of the same instance type: both markets have the same draws of a trial's time."""
         return next(at for at, one in enumerate(self.cloud.offers) if one.instance.name == offer.instance.name)
-
-    def _lost(self, random: np.random.Generator, seconds: Array, offer: Offer, work: Work, layout: Layout) -> Array:
-        """The seconds that lost nodes cost each trial: what it trains again of its unit, and the wait for a new node."""
-        rate = offer.losses * layout.span / HOUR
-        units = np.full(seconds.shape, max(1.0, work.units))
-        return lost(random, seconds, units, rate, self.cloud.arrival.expected + self.cloud.preparing.expected)
 
 
 def lost(random: np.random.Generator, seconds: Array, units: Array, rate: float, again: float) -> Array:
@@ -277,7 +289,9 @@ def queue(seconds: Array, slots: int) -> Array:
     ends = np.zeros((rows, slots))
     ends[:, : min(slots, trials)] = seconds[:, :slots]
     unlike = np.zeros(rows, dtype=bool)
-    for at in range(slots, trials, slots):
+    few = trials > slots * WAVES  # many waves of few trials each: a heap is quicker
+    unlike |= few
+    for at in range(slots, trials if not few else 0, slots):
         # A wave of trials goes to the slots in the order in which these are free. That is right unless a trial of the
         # wave has ended before a later one begins.
         wave = seconds[:, at : at + slots]

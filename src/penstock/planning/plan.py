@@ -10,12 +10,13 @@ from penstock.errors import StudyError
 from penstock.log.fields import build
 from penstock.numeric import shown
 
+Kind = Literal["static", "naive", "greedy"]
 VERSION = 1  # of a plan's JSON
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """The study that a plan is for: a task's name and the fingerprint of its source, its algorithm, its trials in all."""
+    """The study that a plan is for: a task's name, the fingerprint of its source, its algorithm, its trials in all."""
 
     task: str = ""
     source: str = ""
@@ -68,7 +69,7 @@ class Point:
 class Baseline:
     """A plan of another kind for the same deadline and confidence: "static", "naive" or "greedy" (RubberBand §6.3.1)."""
 
-    kind: Literal["static", "naive", "greedy"]
+    kind: Kind
     seconds: float
     cost: float
     chance: float
