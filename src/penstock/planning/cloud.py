@@ -1,4 +1,4 @@
-"""The nodes that can be bought: instance types with their prices, how they are billed, and how long they take to come."""
+"""The nodes that can be bought: instance types with their prices, the way they are billed, and how soon they come."""
 
 from __future__ import annotations
 

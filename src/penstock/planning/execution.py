@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.planning.cloud import Cloud, Offer
 from penstock.planning.draws import Array
@@ -55,13 +56,13 @@ class Trained:
         return np.concatenate([[0.0], np.cumsum(idle)])
 
     def short(self, least: float) -> Array:
-        """The mean seconds that are paid beyond their use where the first 0, 1, 2, … nodes go after this stage alone."""
+        """The mean seconds that are paid beyond those used, where the first 0, 1, 2, … nodes had this stage alone."""
         return np.concatenate([[0.0], np.cumsum(np.maximum(0.0, least - self.ends).mean(axis=0))])
 
 
 @dataclass(frozen=True)
 class Coming:
-    """Samples of nodes that come: after how many seconds each is there, and after how many the first 1, 2, … are ready."""
+    """Samples of nodes that come: the seconds until each is there, and until the first 1, 2, … are ready."""
 
     there: Array
     ready: Array
@@ -69,7 +70,7 @@ class Coming:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Samples of a whole plan: seconds and cost in all, and by stage the second at which its barrier opens and its cost."""
+    """Samples of a whole plan: its seconds and cost, and by stage the cost and when its barrier opens."""
 
     seconds: Array
     cost: Array
@@ -89,8 +90,8 @@ class Execution:
         self.job, self.works, self.cloud, self.held = job, tuple(works), cloud, held
         self.samples = samples if self._uncertain() else 1
         self._seed = seed
-        self._alone: dict[tuple[int, int], tuple[Array, Array]] = {}
-        self._signs: Array | None = None
+        self._alone: dict[tuple[int, int], tuple[Array, NDArray[np.intp]]] = {}
+        self._signs: NDArray[np.intp] | None = None
         self._seconds: dict[tuple[int, int, int, int, int], Array] = {}
         self._trained: dict[tuple[int, int, Layout], Trained] = {}
         self._coming: dict[int, Coming] = {}
@@ -197,7 +198,7 @@ class Execution:
         alike = (mine.instance.name, mine.losses)
         return next(at for at, one in enumerate(self.cloud.offers) if (one.instance.name, one.losses) == alike)
 
-    def _signatures(self) -> Array:
+    def _signatures(self) -> NDArray[np.intp]:
         """Each trial's signature, by its number among the times; the trials that go on are as good as any."""
         if self._signs is None:
             trials = max(work.trials for work in self.works)
@@ -206,7 +207,7 @@ class Execution:
             self._signs = np.searchsorted(bounds, self._random(2).random((self.samples, trials)), side="right")
         return self._signs
 
-    def _alone_on(self, stage: int, offer: int) -> tuple[Array, Array]:
+    def _alone_on(self, stage: int, offer: int) -> tuple[Array, NDArray[np.intp]]:
         """The seconds of each trial's units alone on a device, and its signature."""
         if (stage, offer) not in self._alone:
             work, times = self.works[stage], self.job.on(self.cloud.offers[offer].instance)
@@ -255,7 +256,7 @@ class Execution:
 
 
 def lost(random: np.random.Generator, seconds: Array, units: Array, rate: float, again: float) -> Array:
-    """The extra seconds of trials whose nodes are lost at a ``rate`` a second; a loss costs the unit that was under way.
+    """The extra seconds of trials whose nodes are lost at a ``rate`` a second: a loss costs the unit under way.
 
     The mean of a trial of one unit of T seconds is (e^(rate·T) − 1)·(1/rate + again) − T.
     """
@@ -265,10 +266,11 @@ def lost(random: np.random.Generator, seconds: Array, units: Array, rate: float,
     each = np.repeat(np.arange(losses.size), losses)
     part = random.random(each.size) * (1 - whole.ravel()[each])
     wasted = -np.log1p(-part) / rate + again
-    return np.bincount(each, wasted, losses.size).reshape(seconds.shape)
+    extra: Array = np.bincount(each, wasted, losses.size).astype(float)
+    return extra.reshape(seconds.shape)
 
 
-def shared(alone: Array, signs: Array, curves: Sequence[Curve], layout: Layout) -> Array:
+def shared(alone: Array, signs: NDArray[np.intp], curves: Sequence[Curve], layout: Layout) -> Array:
     """The seconds of bundles of trials that share a device: a bundle trains in step, at its trials' mean pace."""
     trials = alone.shape[1]
     waves = -(-trials // (layout.share * layout.slots))

@@ -84,8 +84,8 @@ def replan(
 ) -> Plan:
     """The cheapest plan for the rest of a study (``Job.rest``) that has nodes already, and has used time and money.
 
-    ``deadline`` and ``max_cost`` are those of the whole study. Where they cannot be kept any more, the plan's ``missed``
-    says so, and the plan is the cheapest ("finish") or the quickest for ``max_cost`` ("pay").
+    ``deadline`` and ``max_cost`` are those of the whole study. Where they cannot be kept any more, ``missed`` of the
+    plan says so, and the plan is the cheapest ("finish") or the quickest for ``max_cost`` ("pay").
     """
     rest = None if deadline is None else deadline - used.seconds
     left = None if max_cost is None else max_cost - used.cost
@@ -151,8 +151,8 @@ def _refusal(
     assert max_cost is not None
     least = cheap if held is None else held
     return (
-        f"No plan{' that keeps ' + until if until else ''} costs at most {max_cost + at.cost:.2f} {cloud.currency}: the "
-        f"cheapest costs {least.paid(confidence) + at.cost:.2f} ({sure}) and takes "
+        f"No plan{' that keeps ' + until if until else ''} costs at most {max_cost + at.cost:.2f} {cloud.currency}: "
+        f"the cheapest costs {least.paid(confidence) + at.cost:.2f} ({sure}) and takes "
         f"{_minutes(float(least.seconds.mean()) + at.seconds)}. Give a higher max_cost or other instances."
     )
 
