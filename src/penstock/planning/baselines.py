@@ -58,7 +58,7 @@ def greedy(execution: Execution, weights: Weights, deadline: float) -> Path | No
 
 
 def _descend(execution: Execution, weights: Weights, path: Path, deadline: float) -> Path:
-    """Algorithm 2: the steps of the largest benefit a second of delay (eq. 1), while they save and keep the deadline."""
+    """Algorithm 2: the step of the most benefit a second of delay (eq. 1), while one saves and keeps the deadline."""
     seconds, cost = weights.means(path)
     while True:
         best: tuple[float, float, float, Path] | None = None

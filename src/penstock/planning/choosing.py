@@ -16,12 +16,14 @@ from penstock.planning.baselines import greedy, naives, statics
 from penstock.planning.cloud import Cloud
 from penstock.planning.draws import Array
 from penstock.planning.execution import Choice, Execution, Outcome, Path
-from penstock.planning.frontier import frontier
+from penstock.planning.frontier import Labelled, frontier
+from penstock.planning.plan import Kind
 from penstock.planning.spec import Job
 from penstock.planning.weights import Weights, weigh
 
 WEIGHING, JUDGING = 8_192, 131_072  # trials of a stage that are sampled for its weights, and to judge a plan
 NEAR = 24  # plans next to the first that holds: where costs are nearly equal, a cheaper one may hold as well
+SHOWN = 100  # plans of a frontier that are sampled to be shown
 TIGHTER = 0.97  # a baseline whose samples miss the deadline is made for so much of it
 
 
@@ -66,7 +68,8 @@ class Choosing:
 
     def __init__(self, job: Job, cloud: Cloud, held: Mapping[int, Choice], *, ahead: bool, seed: int) -> None:
         self.ahead = ahead
-        self._weighing, self._judging, self.weights = list[Execution](), list[Execution](), list[Weights]()
+        self._weighing, self._judging = list[Execution](), list[Execution]()
+        models: tuple[list[Weights], list[Weights]] = ([], [])
         for works in job.brackets:
             trials = max(work.trials for work in works)
             bracket, own = works[0].bracket, held.get(works[0].bracket)
@@ -74,9 +77,31 @@ class Choosing:
                 samples = min(max(sampled // trials, sampled // 512), sampled // 128)
                 key = 2 * (seed * 1000 + bracket) + at
                 made.append(Execution(job, works, cloud, samples=samples, seed=key, held=own))
-            self.weights.append(weigh(self._weighing[-1], ahead=ahead))
-        self.frontier = _together([[(a.seconds, a.cost, a.path) for a in frontier(one)] for one in self.weights])
+            for model, minimum in zip(models, (False, True), strict=True):
+                model.append(weigh(self._weighing[-1], ahead=ahead, minimum=minimum))
+        plain, full = models
+        alike = all(a.same(b) for a, b in zip(plain, full, strict=True))
+        self._models = [plain] if alike else [plain, full]
+        self._frontiers = [_together([frontier(one) for one in model]) for model in self._models]
         self._judged = dict[tuple[Path, ...], Judged]()
+
+    @property
+    def frontier(self) -> list[Candidate]:
+        """The plans that no other plan beats in both, the quickest first.
+
+        Where the least that is paid for a node counts, some of them, with the cost of their samples.
+        """
+        if len(self._models) == 1:
+            return self._frontiers[0]
+        plans = [one for front in self._frontiers for one in [*front[:: -(-len(front) // SHOWN)], front[-1]]]
+        return _undominated(Candidate(*_means(self._weighing, one.paths, self.ahead), one.paths) for one in plans)
+
+    def ends(self) -> tuple[Judged, Judged]:
+        """The quickest plan and the cheapest."""
+        quick = [self.judge(one[0]) for one in self._frontiers]
+        cheap = [self.judge(one[-1]) for one in self._frontiers]
+        first = min(quick, key=lambda one: (float(one.seconds.mean()), float(one.cost.mean())))
+        return first, min(cheap, key=lambda one: float(one.cost.mean()))
 
     @property
     def executions(self) -> list[Execution]:
@@ -96,16 +121,15 @@ class Choosing:
 
     def cheapest(self, deadline: float | None, confidence: float) -> Judged | None:
         """The cheapest plan whose samples keep the deadline; None where none does."""
-        ranked = self.frontier[::-1]  # the cheapest first
-        if deadline is None:
-            return self.judge(ranked[0])
-        return self._first(ranked, lambda one: one.late(confidence) <= deadline, lambda one: float(one.cost.mean()))
+        return _cheaper(self._keeping(one, deadline, confidence) for one in self._frontiers)
 
     def quickest(self, max_cost: float, confidence: float) -> Judged | None:
         """The quickest plan whose samples keep the cost; None where none does."""
-        return self._first(
-            self.frontier, lambda one: one.paid(confidence) <= max_cost, lambda one: float(one.seconds.mean())
-        )
+        plans = [
+            self._first(one, lambda plan: plan.paid(confidence) <= max_cost, lambda plan: float(plan.seconds.mean()))
+            for one in self._frontiers
+        ]
+        return min(filter(None, plans), key=lambda plan: float(plan.seconds.mean()), default=None)
 
     def _first(
         self, ranked: Sequence[Candidate], holds: Callable[[Judged], bool], value: Callable[[Judged], float]
@@ -123,6 +147,15 @@ class Choosing:
         near = (self.judge(one) for one in ranked[max(0, high - NEAR) : high + 1])
         return min(filter(holds, near), key=value)
 
+    def others(self, deadline: float | None, confidence: float) -> dict[Kind, Judged]:
+        """The plans of other kinds that keep the deadline."""
+        made: dict[Kind, Judged | None] = {
+            "static": self.static(deadline, confidence),
+            "naive": self.naive(deadline, confidence),
+            "greedy": self.greedy(deadline, confidence),
+        }
+        return {kind: one for kind, one in made.items() if one is not None}
+
     def static(self, deadline: float | None, confidence: float) -> Judged | None:
         """The cheapest plan with the same nodes in all stages of a bracket that keeps the deadline."""
         return self._of(statics, deadline, confidence)
@@ -133,10 +166,12 @@ class Choosing:
 
     def greedy(self, deadline: float | None, confidence: float) -> Judged | None:
         """RubberBand's plan; it is made for an earlier deadline where its samples miss this one."""
+        return _cheaper(self._greedy(model, deadline, confidence) for model in self._models)
+
+    def _greedy(self, model: Sequence[Weights], deadline: float | None, confidence: float) -> Judged | None:
         goal = math.inf if deadline is None else deadline
         while True:
-            pairs = zip(self._weighing, self.weights, strict=True)
-            paths = [greedy(execution, weights, goal) for execution, weights in pairs]
+            paths = [greedy(one, weights, goal) for one, weights in zip(self._weighing, model, strict=True)]
             if any(path is None for path in paths):
                 return None
             judged = self.judge(self._candidate(path for path in paths if path is not None))
@@ -148,40 +183,54 @@ class Choosing:
         self, kind: Callable[[Execution], Iterable[Path]], deadline: float | None, confidence: float
     ) -> Judged | None:
         plans = []
-        for execution, weights in zip(self._weighing, self.weights, strict=True):
-            plans.append([(*weights.means(path), path) for path in kind(execution)])
+        for execution, weights in zip(self._weighing, self._models[0], strict=True):
+            plans.append([Labelled(*weights.means(path), path) for path in kind(execution)])
         if not all(plans):
             return None
-        for one in _together(plans)[::-1]:
-            judged = self.judge(one)
-            if deadline is None or judged.late(confidence) <= deadline:
-                return judged
-        return None
+        return self._keeping(_together(plans), deadline, confidence)
+
+    def _keeping(self, plans: Sequence[Candidate], deadline: float | None, confidence: float) -> Judged | None:
+        """The cheapest of plans from the quickest to the cheapest whose samples keep the deadline."""
+        if deadline is None:
+            return self.judge(plans[-1])
+        ranked = [one for one in reversed(plans) if one.seconds <= deadline] or list(plans[:1])
+        return self._first(ranked, lambda one: one.late(confidence) <= deadline, lambda one: float(one.cost.mean()))
 
     def _candidate(self, paths: Iterable[Path]) -> Candidate:
         made = tuple(paths)
-        means = [weights.means(path) for weights, path in zip(self.weights, made, strict=True)]
+        means = [weights.means(path) for weights, path in zip(self._models[0], made, strict=True)]
         return Candidate(max(time for time, _ in means), sum(cost for _, cost in means), made)
 
 
-def _together(brackets: Sequence[Sequence[tuple[float, float, Path]]]) -> list[Candidate]:
+def _cheaper(plans: Iterable[Judged | None]) -> Judged | None:
+    return min(filter(None, plans), key=lambda plan: float(plan.cost.mean()), default=None)
+
+
+def _means(executions: Sequence[Execution], paths: Sequence[Path], ahead: bool) -> tuple[float, float]:
+    """The mean seconds and cost of samples."""
+    outcomes = [execution.run(path, ahead=ahead) for execution, path in zip(executions, paths, strict=True)]
+    return max(float(one.seconds.mean()) for one in outcomes), sum(float(one.cost.mean()) for one in outcomes)
+
+
+def _undominated(plans: Iterable[Candidate]) -> list[Candidate]:
+    """The plans that no other plan beats in both, the quickest first."""
+    front = list[Candidate]()
+    for plan in sorted(plans, key=lambda one: (one.seconds, one.cost)):
+        if not front or plan.cost < front[-1].cost:
+            front.append(plan)
+    return front
+
+
+def _together(brackets: Sequence[Sequence[Labelled]]) -> list[Candidate]:
     """Plans of several brackets at once: for each time, the cheapest plan of each bracket that has ended by then."""
-    fronts = []
-    for plans in brackets:
-        front = list[tuple[float, float, Path]]()
-        for plan in sorted(plans, key=lambda one: one[:2]):
-            if not front or plan[1] < front[-1][1]:
-                front.append(plan)
-        fronts.append(front)
-    least = max(front[0][0] for front in fronts)
-    made = list[Candidate]()
-    at = [0] * len(fronts)
-    for seconds in sorted({least, *(plan[0] for front in fronts for plan in front if plan[0] > least)}):
+    fronts = [_undominated(Candidate(one.seconds, one.cost, (one.path,)) for one in plans) for plans in brackets]
+    least = max(front[0].seconds for front in fronts)
+    made, at = list[Candidate](), [0] * len(fronts)
+    for seconds in sorted({least, *(plan.seconds for front in fronts for plan in front if plan.seconds > least)}):
         for number, front in enumerate(fronts):
-            while at[number] + 1 < len(front) and front[at[number] + 1][0] <= seconds:
+            while at[number] + 1 < len(front) and front[at[number] + 1].seconds <= seconds:
                 at[number] += 1
         chosen = [front[number] for front, number in zip(fronts, at, strict=True)]
-        made.append(
-            Candidate(max(one[0] for one in chosen), sum(one[1] for one in chosen), tuple(one[2] for one in chosen))
-        )
+        paths = tuple(path for one in chosen for path in one.paths)
+        made.append(Candidate(max(one.seconds for one in chosen), sum(one.cost for one in chosen), paths))
     return made

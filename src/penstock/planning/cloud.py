@@ -1,4 +1,4 @@
-"""What nodes there are to buy: instance types with their prices, how they are billed, and how long they take to come."""
+"""The nodes that can be bought: instance types with their prices, the way they are billed, and how soon they come."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MARKETS = ("on-demand", "spot")
 class Instance:
     """A type of node: its ``devices`` of one ``type``, each with ``memory`` bytes, and an hour's price by market.
 
-    ``type`` is the accelerator as ``Device.type`` has it, such as "v100". ``losses`` is how often a spot node is taken away,
-    per hour. ``dated`` is the day on which its prices were looked up.
+    ``type`` is the accelerator as ``Device.type`` has it, such as "v100". ``losses`` is how often a spot node is taken
+    away, per hour. ``dated`` is the day of its prices.
     """
 
     name: str

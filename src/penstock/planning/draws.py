@@ -22,7 +22,8 @@ class Draws:
     """Seconds with a ``mean`` and a standard deviation, ``std``; without a std, always the mean.
 
     The family "gamma" has draws above 0 whose sums are gamma, too; with std = mean its draws are exponential. Draws of
-    the family "normal" are cut off at 0, so that their true mean, ``expected``, is above the mean given (RubberBand §6.1.1).
+    the family "normal" are cut off at 0, so that their true mean, ``expected``, is above the mean given (RubberBand
+    §6.1.1).
 
     >>> Draws(30.0).expected, round(Draws(4, 10, "normal").expected, 2)
     (30.0, 9.8)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.planning.cloud import Cloud, Offer
 from penstock.planning.draws import Array
@@ -21,6 +22,7 @@ from penstock.planning.spec import Job, Work
 from penstock.speed.curve import Curve
 
 HOUR = 3600.0
+WAVES = 12
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ Path = tuple[Choice, ...]
 class Trained:
     """Samples of a stage from the moment its nodes are ready: its seconds, each node's, and its device seconds.
 
-    ``ends`` has for each sample when each of the nodes has no more trials, the earliest first; 0 for a node without.
+    ``ends`` has for each sample when each of the nodes has no more trials, the earliest first; a
+    node without trials is held to the end.
     """
 
     layout: Layout
@@ -52,10 +55,14 @@ class Trained:
         idle = (self.seconds[:, None] - self.ends).mean(axis=0)
         return np.concatenate([[0.0], np.cumsum(idle)])
 
+    def short(self, least: float) -> Array:
+        """The mean seconds that are paid beyond those used, where the first 0, 1, 2, … nodes had this stage alone."""
+        return np.concatenate([[0.0], np.cumsum(np.maximum(0.0, least - self.ends).mean(axis=0))])
+
 
 @dataclass(frozen=True)
 class Coming:
-    """Samples of nodes that come: after how many seconds each is there, and after how many the first 1, 2, … are ready."""
+    """Samples of nodes that come: the seconds until each is there, and until the first 1, 2, … are ready."""
 
     there: Array
     ready: Array
@@ -63,7 +70,7 @@ class Coming:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Samples of a whole plan: seconds and cost in all, and by stage the second at which its barrier opens and its cost."""
+    """Samples of a whole plan: its seconds and cost, and by stage the cost and when its barrier opens."""
 
     seconds: Array
     cost: Array
@@ -83,8 +90,9 @@ class Execution:
         self.job, self.works, self.cloud, self.held = job, tuple(works), cloud, held
         self.samples = samples if self._uncertain() else 1
         self._seed = seed
-        self._alone: dict[tuple[int, int], tuple[Array, Array]] = {}
-        self._signs: Array | None = None
+        self._alone: dict[tuple[int, int], tuple[Array, NDArray[np.intp]]] = {}
+        self._signs: NDArray[np.intp] | None = None
+        self._seconds: dict[tuple[int, int, int, int, int], Array] = {}
         self._trained: dict[tuple[int, int, Layout], Trained] = {}
         self._coming: dict[int, Coming] = {}
         self._factors: dict[int, Array] = {}
@@ -98,7 +106,8 @@ class Execution:
             self._trained[key] = self._train(stage, choice.offer, layout)
         made = self._trained[key]
         if (spare := choice.nodes - layout.nodes) > 0:
-            return Trained(layout, made.seconds, np.pad(made.ends, ((0, 0), (spare, 0))), made.device_seconds)
+            idle = np.repeat(made.seconds[:, None], spare, axis=1)  # held for a stage to come
+            return Trained(layout, made.seconds, np.hstack([made.ends, idle]), made.device_seconds)
         return made
 
     def coming(self, stage: int) -> Coming:
@@ -189,7 +198,7 @@ class Execution:
         alike = (mine.instance.name, mine.losses)
         return next(at for at, one in enumerate(self.cloud.offers) if (one.instance.name, one.losses) == alike)
 
-    def _signatures(self) -> Array:
+    def _signatures(self) -> NDArray[np.intp]:
         """Each trial's signature, by its number among the times; the trials that go on are as good as any."""
         if self._signs is None:
             trials = max(work.trials for work in self.works)
@@ -198,7 +207,7 @@ class Execution:
             self._signs = np.searchsorted(bounds, self._random(2).random((self.samples, trials)), side="right")
         return self._signs
 
-    def _alone_on(self, stage: int, offer: int) -> tuple[Array, Array]:
+    def _alone_on(self, stage: int, offer: int) -> tuple[Array, NDArray[np.intp]]:
         """The seconds of each trial's units alone on a device, and its signature."""
         if (stage, offer) not in self._alone:
             work, times = self.works[stage], self.job.on(self.cloud.offers[offer].instance)
@@ -215,35 +224,39 @@ class Execution:
         return self._alone[stage, offer]
 
     def _train(self, stage: int, number: int, layout: Layout) -> Trained:
-        offer, work = self.cloud.offers[number], self.works[stage]
-        times = self.job.on(offer.instance)
-        alone, signs = self._alone_on(stage, self._first(offer))
-        random = self._random(5, stage, number)
-        if layout.share == 1:
-            seconds = alone * np.array([one.curve.at(layout.width) for one in times])[signs]
-        else:
-            seconds = shared(alone, signs, [one.curve for one in times], layout)
-        seconds = seconds + self.job.start.draw(random, *seconds.shape)
-        if offer.losses:
-            seconds = seconds + self._lost(random, seconds, offer, work, layout)
+        seconds = self._bundles(stage, number, layout)
         ends = queue(seconds, layout.slots)
-        nodes = np.stack([ends[:, slots].max(axis=1) for slots in layout.slots_of_nodes()], axis=1)
+        nodes = layout.by_node(ends)
         nodes.sort(axis=1)
         return Trained(layout, ends.max(axis=1), nodes, seconds.sum(axis=1) * layout.width)
+
+    def _bundles(self, stage: int, number: int, layout: Layout) -> Array:
+        """The seconds of each bundle of a stage, the same whatever the number of nodes."""
+        offer, work = self.cloud.offers[number], self.works[stage]
+        key = (stage, self._alike(number), layout.width, layout.share, layout.slots if layout.share > 1 else 0)
+        if key not in self._seconds:
+            curves = [one.curve for one in self.job.on(offer.instance)]
+            alone, signs = self._alone_on(stage, self._first(offer))
+            if layout.share == 1:
+                seconds = alone * np.array([curve.at(layout.width) for curve in curves])[signs]
+            else:
+                seconds = shared(alone, signs, curves, layout)
+            random = self._random(5, *key)
+            seconds = seconds + self.job.start.draw(random, *seconds.shape)
+            if offer.losses:
+                again = self.cloud.arrival.expected + self.cloud.preparing.expected
+                units = np.full(seconds.shape, max(1.0, work.units))
+                seconds = seconds + lost(random, seconds, units, offer.losses * layout.span / HOUR, again)
+            self._seconds[key] = seconds
+        return self._seconds[key]
 
     def _first(self, offer: Offer) -> int:
         """The first offer of the same instance type: both markets have the same draws of a trial's time."""
         return next(at for at, one in enumerate(self.cloud.offers) if one.instance.name == offer.instance.name)
 
-    def _lost(self, random: np.random.Generator, seconds: Array, offer: Offer, work: Work, layout: Layout) -> Array:
-        """The seconds that lost nodes cost each trial: what it trains again of its unit, and the wait for a new node."""
-        rate = offer.losses * layout.span / HOUR
-        units = np.full(seconds.shape, max(1.0, work.units))
-        return lost(random, seconds, units, rate, self.cloud.arrival.expected + self.cloud.preparing.expected)
-
 
 def lost(random: np.random.Generator, seconds: Array, units: Array, rate: float, again: float) -> Array:
-    """The extra seconds of trials whose nodes are lost at a ``rate`` a second; a loss costs the unit that was under way.
+    """The extra seconds of trials whose nodes are lost at a ``rate`` a second: a loss costs the unit under way.
 
     The mean of a trial of one unit of T seconds is (e^(rate·T) − 1)·(1/rate + again) − T.
     """
@@ -253,10 +266,11 @@ def lost(random: np.random.Generator, seconds: Array, units: Array, rate: float,
     each = np.repeat(np.arange(losses.size), losses)
     part = random.random(each.size) * (1 - whole.ravel()[each])
     wasted = -np.log1p(-part) / rate + again
-    return np.bincount(each, wasted, losses.size).reshape(seconds.shape)
+    extra: Array = np.bincount(each, wasted, losses.size).astype(float)
+    return extra.reshape(seconds.shape)
 
 
-def shared(alone: Array, signs: Array, curves: Sequence[Curve], layout: Layout) -> Array:
+def shared(alone: Array, signs: NDArray[np.intp], curves: Sequence[Curve], layout: Layout) -> Array:
     """The seconds of bundles of trials that share a device: a bundle trains in step, at its trials' mean pace."""
     trials = alone.shape[1]
     waves = -(-trials // (layout.share * layout.slots))
@@ -277,7 +291,9 @@ def queue(seconds: Array, slots: int) -> Array:
     ends = np.zeros((rows, slots))
     ends[:, : min(slots, trials)] = seconds[:, :slots]
     unlike = np.zeros(rows, dtype=bool)
-    for at in range(slots, trials, slots):
+    few = trials > slots * WAVES  # many waves of few trials each: a heap is quicker
+    unlike |= few
+    for at in range(slots, trials if not few else 0, slots):
         # A wave of trials goes to the slots in the order in which these are free. That is right unless a trial of the
         # wave has ended before a later one begins.
         wave = seconds[:, at : at + slots]

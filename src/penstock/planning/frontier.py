@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.planning.draws import Array
 from penstock.planning.execution import Path
@@ -141,7 +142,7 @@ def _labels(weights: Weights, bounds: list[_Bound]) -> list[_Label]:
     return [_traced(trail, time, money, label) for label in _undominated(time, money)]
 
 
-def _undominated(seconds: Array, cost: Array) -> Array:
+def _undominated(seconds: Array, cost: Array) -> NDArray[np.intp]:
     """The numbers of the points that no other is below in both, the quickest first."""
     left = np.arange(len(seconds))
     if len(seconds) > COARSE:
@@ -154,7 +155,8 @@ def _undominated(seconds: Array, cost: Array) -> Array:
     left = left[np.lexsort((cost[left], seconds[left]))]
     ranked = cost[left]
     least = np.minimum.accumulate(ranked)
-    return left[np.concatenate([[True], ranked[1:] < least[:-1] - EVEN * np.abs(least[:-1])])]
+    below = np.flatnonzero(np.concatenate([[True], ranked[1:] < least[:-1] - EVEN * np.abs(least[:-1])]))
+    return np.take(left, below)
 
 
 def _traced(trail: list[tuple[Array, Array]], seconds: Array, cost: Array, label: int) -> _Label:

@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from penstock.planning.draws import Array
 from penstock.planning.spec import Times, Work
 
 
@@ -13,7 +16,7 @@ from penstock.planning.spec import Times, Work
 class Layout:
     """Trials on nodes: ``slots`` bundles at a time, of ``share`` trials on a device or of a trial on ``width`` devices.
 
-    ``nodes`` have trials, and ``lost`` says on how many nodes a trial is, each of which may be lost.
+    ``nodes`` have trials, of the nodes that are held.
     """
 
     slots: int
@@ -32,14 +35,14 @@ class Layout:
         """The nodes that a trial is on."""
         return -(-self.width // self.devices_a_node)
 
-    def slots_of_nodes(self) -> list[list[int]]:
-        """The slots that are on each node, where the widest trials fill nodes and their rests share nodes."""
+    def by_node(self, ends: Array) -> Array:
+        """When each node has no more trials, by when each slot has none; rests of wide trials share nodes."""
         full, rest = divmod(self.width, self.devices_a_node)
-        nodes = [[slot] for slot in range(self.slots) for _ in range(full)]
-        if rest:
-            room = self.devices_a_node // rest
-            nodes += [list(range(at, min(at + room, self.slots))) for at in range(0, self.slots, room)]
-        return nodes
+        nodes = np.repeat(ends, full, axis=1)
+        if not rest:
+            return nodes
+        first = np.arange(0, self.slots, self.devices_a_node // rest)
+        return np.hstack([nodes, np.maximum.reduceat(ends, first, axis=1)])
 
 
 def needed(slots: int, width: int, devices_a_node: int) -> int:

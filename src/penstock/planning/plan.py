@@ -14,6 +14,7 @@ from penstock.planning.rehearsing import simulation
 from penstock.planning.spec import Job
 from penstock.planning.spec import Purpose as Purpose
 
+Kind = Literal["static", "naive", "greedy"]
 VERSION = 1  # of a plan's JSON
 
 
@@ -22,11 +23,11 @@ class PlannedStage:
     """One stage: its ``trials`` train ``units`` more units each, to ``budget`` units in all, on ``nodes`` nodes.
 
     ``bracket`` and ``number`` say which stage it is: stages of a bracket follow one another, and brackets run at once,
-    each on nodes of its own. ``devices`` is what a trial gets: 2 is two devices, 1/4 is a device that four trials share.
+    each on nodes of its own. ``devices`` is what a trial gets: 2 is two devices, 1/4 is a device that four share.
     ``at_once`` trials run at a time, and the others wait. ``nodes`` are held, of one ``instance`` type bought on one
     ``market``; ``used`` of them have trials. A node goes when its last trial ends, unless the next stage needs it.
-    Nodes that the stage before did not have are asked for ``lead`` seconds before the stage before is expected to end;
-    0 asks at the barrier. ``start`` is the expected second of the study at which the stage's barrier opens.
+    Nodes that the stage before did not have are asked for ``lead`` seconds before the stage before is expected to
+    end; 0 asks at the barrier. ``start`` is the expected second of the study at which the barrier before it opens.
     ``seconds`` and ``cost`` are means from that moment to the next barrier, with the wait for nodes; ``late`` is the
     second of the study by which the stage has ended with the plan's confidence.
     """
@@ -60,9 +61,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A plan of another kind for the same deadline and confidence: "static", "naive" or "greedy" (RubberBand §6.3.1)."""
+    """A plan of another kind for the same deadline and confidence (RubberBand §3.2, §4.3 and §6.3.1)."""
 
-    kind: Literal["static", "naive", "greedy"]
+    kind: Kind
     seconds: float
     cost: float
     chance: float
@@ -77,12 +78,12 @@ class Plan:
 
     ``seconds`` and ``cost`` are means over the whole study, in seconds and in the catalogue's money. ``late`` is the
     time that holds with the plan's ``confidence``, and ``chance`` the part of samples that keep the ``deadline`` (1
-    without one). ``assumed`` says in sentences what was assumed and not measured. ``frontier`` has the cheapest plan for
-    each deadline, the quickest first. ``prices`` are an hour's price of each "instance market" that the plan was made with,
-    ``priced`` the date of these prices. ``used_seconds`` and ``used_cost`` were used before the plan was made, where it
-    replaces another: they are part of ``seconds`` and ``cost``. ``missed`` says why the deadline or the money cannot
-    be kept any more, and is empty where they can. ``job`` and ``cloud`` are what the plan was made of: with them a study
-    can be planned anew while it runs, and rehearsed.
+    without one). ``assumed`` says in sentences what was assumed and not measured. ``frontier`` has the cheapest plan
+    for each deadline, the quickest first. ``prices`` are an hour's price of each "instance market" that the plan was
+    made with, ``priced`` the date of these prices. ``used_seconds`` and ``used_cost`` were used before the plan was
+    made, where it replaces another: they are part of ``seconds`` and ``cost``. ``missed`` says why the deadline or the
+    money cannot be kept any more, and is empty where they can. ``job`` and ``cloud`` are what the plan was made of: with
+    them a study can be planned anew while it runs, and rehearsed.
     """
 
     purpose: Purpose

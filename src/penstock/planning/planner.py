@@ -11,11 +11,10 @@ from penstock.numeric import finite, shown
 from penstock.planning.choosing import Choosing, Judged, quantile
 from penstock.planning.cloud import Cloud
 from penstock.planning.execution import Choice
-from penstock.planning.plan import Baseline, Plan, PlannedStage, Point
+from penstock.planning.plan import Baseline, Kind, Plan, PlannedStage, Point
 from penstock.planning.spec import Job
 
 Late = Literal["finish", "pay"]
-Kind = Literal["static", "naive", "greedy"]
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,11 @@ def plan(
     """
     deadline, max_cost = _limit("deadline", deadline, "seconds"), _limit("max_cost", max_cost, cloud.currency)
     choosing = Choosing(job, cloud, {}, ahead=ahead, seed=seed)
-    chosen = _chosen(choosing, deadline, max_cost, _part(confidence))
+    others = choosing.others(deadline, _part(confidence))
+    chosen = _chosen(choosing, others, deadline, max_cost, confidence)
     if chosen is None:
         raise StudyError(_refusal(choosing, cloud, deadline, max_cost, confidence))
-    return _made(job, cloud, choosing, chosen, deadline, max_cost, confidence)
+    return _made(job, cloud, choosing, chosen, others, deadline, max_cost, confidence)
 
 
 def replan(
@@ -84,20 +84,20 @@ def replan(
 ) -> Plan:
     """The cheapest plan for the rest of a study (``Job.rest``) that has nodes already, and has used time and money.
 
-    ``deadline`` and ``max_cost`` are those of the whole study. Where they cannot be kept any more, the plan's ``missed``
-    says so, and the plan is the cheapest ("finish") or the quickest for ``max_cost`` ("pay").
+    ``deadline`` and ``max_cost`` are those of the whole study. Where they cannot be kept any more, ``missed`` of the
+    plan says so, and the plan is the cheapest ("finish") or the quickest for ``max_cost`` ("pay").
     """
     rest = None if deadline is None else deadline - used.seconds
     left = None if max_cost is None else max_cost - used.cost
     has = {bracket: choice for bracket, one in held.items() if (choice := _choice(cloud, one)) is not None}
     choosing = Choosing(job, cloud, has, ahead=ahead, seed=seed)
-    chosen, missed = _chosen(choosing, rest, left, _part(confidence)), ""
+    chosen, missed = _chosen(choosing, {}, rest, left, _part(confidence)), ""
     if chosen is None:
         missed = _refusal(choosing, cloud, rest, left, confidence, used)
         paid = choosing.quickest(left, confidence) if late == "pay" and left is not None else None
         chosen = paid or choosing.cheapest(None, confidence)
         assert chosen is not None
-    made = _made(job, cloud, choosing, chosen, rest, left, confidence)
+    made = _made(job, cloud, choosing, chosen, {}, rest, left, confidence)
     stages = [replace(one, start=one.start + used.seconds, late=one.late + used.seconds) for one in made.stages]
     return replace(
         made,
@@ -108,19 +108,22 @@ def replan(
         deadline=deadline,
         max_cost=max_cost,
         frontier=tuple(Point(p.seconds + used.seconds, p.cost + used.cost, p.nodes) for p in made.frontier),
-        baselines=(),
         used_seconds=used.seconds,
         used_cost=used.cost,
         missed=missed,
     )
 
 
-def _chosen(choosing: Choosing, deadline: float | None, max_cost: float | None, confidence: float) -> Judged | None:
+def _chosen(
+    choosing: Choosing,
+    others: Mapping[Kind, Judged],
+    deadline: float | None,
+    max_cost: float | None,
+    confidence: float,
+) -> Judged | None:
     if max_cost is not None and deadline is None:
         return choosing.quickest(max_cost, confidence)
-    plans = [choosing.cheapest(deadline, confidence)]
-    if deadline is not None:  # never above what was done before
-        plans += [choosing.static(deadline, confidence), choosing.greedy(deadline, confidence)]
+    plans = [choosing.cheapest(deadline, confidence), *others.values()]  # never above what was done before
     best = min((one for one in plans if one is not None), key=lambda one: float(one.cost.mean()), default=None)
     return None if best and max_cost is not None and best.paid(confidence) > max_cost else best
 
@@ -135,7 +138,7 @@ def _refusal(
 ) -> str:
     """Why no plan keeps the limits, and which limits could be kept."""
     at = used or Used(0.0, 0.0)
-    quick, cheap = choosing.judge(choosing.frontier[0]), choosing.judge(choosing.frontier[-1])
+    quick, cheap = choosing.ends()
     sure = f"{confidence:.0%} sure"
     until = "" if deadline is None else f"a deadline of {_minutes(deadline + at.seconds)}"
     held = choosing.cheapest(deadline, confidence)
@@ -148,8 +151,8 @@ def _refusal(
     assert max_cost is not None
     least = cheap if held is None else held
     return (
-        f"No plan{' that keeps ' + until if until else ''} costs at most {max_cost + at.cost:.2f} {cloud.currency}: the "
-        f"cheapest costs {least.paid(confidence) + at.cost:.2f} ({sure}) and takes "
+        f"No plan{' that keeps ' + until if until else ''} costs at most {max_cost + at.cost:.2f} {cloud.currency}: "
+        f"the cheapest costs {least.paid(confidence) + at.cost:.2f} ({sure}) and takes "
         f"{_minutes(float(least.seconds.mean()) + at.seconds)}. Give a higher max_cost or other instances."
     )
 
@@ -159,15 +162,11 @@ def _made(
     cloud: Cloud,
     choosing: Choosing,
     chosen: Judged,
+    others: Mapping[Kind, Judged],
     deadline: float | None,
     max_cost: float | None,
     confidence: float,
 ) -> Plan:
-    kinds: tuple[tuple[Kind, Judged | None], ...] = (
-        ("static", choosing.static(deadline, confidence)),
-        ("naive", choosing.naive(deadline, confidence)),
-        ("greedy", choosing.greedy(deadline, confidence)),
-    )
     return Plan(
         purpose=job.purpose,
         stages=tuple(_stages(choosing, chosen, cloud, confidence)),
@@ -185,7 +184,7 @@ def _made(
         currency=cloud.currency,
         assumed=job.assumed,
         frontier=tuple(Point(one.seconds, one.cost, _nodes(one.paths)) for one in choosing.frontier),
-        baselines=tuple(_baseline(kind, one, cloud, deadline) for kind, one in kinds if one is not None),
+        baselines=tuple(_baseline(kind, one, cloud, deadline) for kind, one in others.items()),
         job=job,
         cloud=cloud,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from penstock.algorithms.base import Algorithm
+from penstock.algorithms.successive_halving import CONCURRENCY, UNLEARNED
 from penstock.errors import StudyError
 from penstock.numeric import finite, shown
 from penstock.planning.cloud import Instance
@@ -46,9 +47,9 @@ class Work:
 class Times:
     """The seconds of trials of one ``signature`` on a type of node; ``weight`` is how frequent the signature is.
 
-    ``unit`` is a unit of a trial alone on one device, with its evaluation and saving: each unit is a draw. ``factor`` is
-    a trial's own speed: a draw a trial, by whose ratio to its mean all of the trial's units are longer. ``curve`` says
-    what sharing a device costs, and what more devices gain.
+    ``unit`` is a unit of a trial alone on one device, with its evaluation and saving: each unit is a draw. ``factor``
+    is a trial's own speed: a draw a trial, by whose ratio to its mean all of the trial's units are longer. ``curve``
+    says what sharing a device costs, and what more devices gain.
     """
 
     unit: Draws
@@ -62,7 +63,8 @@ class Times:
             raise StudyError(f"A unit's seconds must be above 0, got {shown(self.unit.mean)}.")
         if not self.factor.expected > 0 or (weight := finite(self.weight)) is None or weight <= 0:
             raise StudyError(
-                f"A signature's factor and weight must be above 0, got {shown(self.factor.mean)} and {shown(self.weight)}."
+                f"A signature's factor and weight must be above 0, got {shown(self.factor.mean)} and "
+                f"{shown(self.weight)}."
             )
 
 
@@ -70,8 +72,8 @@ class Times:
 class Job:
     """What is planned: the stages of each bracket, and times by instance type or by type of device.
 
-    Stages of a bracket follow one another; brackets run at once, each on nodes of its own. ``start`` is how long a trial
-    takes to start in a stage. ``assumed`` says in sentences what was not measured.
+    Stages of a bracket follow one another; brackets run at once, each on nodes of its own. ``start`` is how long a
+    trial takes to start in a stage. ``assumed`` says in sentences what was not measured.
     """
 
     stages: tuple[Work, ...]
@@ -85,8 +87,8 @@ class Job:
             raise StudyError("There are no trials to plan: give trials= at least 1.")
         if not any(self.times.values()):
             raise StudyError(
-                "Nothing says how long a unit takes: run `penstock profile FILE`, give unit_seconds=, or name a study's "
-                "log."
+                "Nothing says how long a unit takes: run `penstock profile FILE`, give unit_seconds=, or name a "
+                "study's log."
             )
 
     @property
@@ -101,7 +103,8 @@ class Job:
                 return self.times[name]
         raise StudyError(
             f"Nothing says how long a unit takes on {instance.name} (type {instance.type}): there are times of "
-            f"{', '.join(sorted(self.times))}. Run `penstock profile FILE` on such a node, or give unit_seconds= with its name."
+            f"{', '.join(sorted(self.times))}. Run `penstock profile FILE` on such a node, or give unit_seconds= with "
+            "its name."
         )
 
     def rest(self, progress: Mapping[int, tuple[int, Sequence[float]]]) -> Job | None:
@@ -152,11 +155,12 @@ def work_of(
     stages = algorithm.expected(trials)
     if stages is None:
         raise StudyError(
-            f"{type(algorithm).__name__} does not say how many trials will train how far: give trials=, or an algorithm "
-            "with stages, such as SuccessiveHalving."
+            f"{type(algorithm).__name__} does not say how many trials will train how far: give trials=, or an "
+            "algorithm with stages, such as SuccessiveHalving."
         )
     said = f"{type(algorithm).__name__} has no barriers: its rungs are planned as stages of the trials expected there"
-    return works(stages, follow=True, at_once=getattr(algorithm, "concurrency", None)), (said,)
+    most = getattr(algorithm, "concurrency", None) or (CONCURRENCY if learns else UNLEARNED)
+    return tuple(replace(work, at_once=most) for work in works(stages, follow=True)), (said,)
 
 
 def times_of(

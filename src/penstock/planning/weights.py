@@ -1,13 +1,16 @@
 """The mean seconds and cost of each stage on each choice of nodes, and of each change of nodes between two stages.
 
-They add up along a plan, because stages are separated by barriers. What does not add up is left to the samples of a
-whole plan: quantiles, and the least that is paid for a node.
+They add up along a plan, because stages are separated by barriers. Quantiles do not add up: they are left to samples of
+a whole plan. Nor does the least that is paid for a node, which may stay for several stages: it is left out, or else
+counted in full where a node goes, as if it had come for the last of its stages alone. Of the plans that are best by
+either count, samples choose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -34,11 +37,15 @@ class Weights:
 
     def means(self, path: Path) -> tuple[float, float]:
         """The mean seconds and cost of a plan."""
-        at, time, money = 0, 0.0, 0.0
-        for choice, seconds, cost in zip(path, self.seconds, self.cost, strict=True):
-            to = choice.offer * self.most + choice.nodes - 1
-            time, money, at = time + float(seconds[at, to]), money + float(cost[at, to]), to
-        return time, money + float(self.last[at])
+        states = [choice.offer * self.most + choice.nodes - 1 for choice in path]
+        steps = [(number, at, to) for number, (at, to) in enumerate(pairwise((0, *states)))]
+        seconds = sum(float(self.seconds[number][at, to]) for number, at, to in steps)
+        return seconds, sum(float(self.cost[number][at, to]) for number, at, to in steps) + float(self.last[states[-1]])
+
+    def same(self, other: Weights) -> bool:
+        """Whether both give each plan of the same seconds the same cost."""
+        pairs = zip((*self.cost, self.last), (*other.cost, other.last), strict=True)
+        return all(np.array_equal(a, b) for a, b in pairs)
 
     @property
     def most(self) -> int:
@@ -46,21 +53,25 @@ class Weights:
         return self.choices[-1].nodes
 
 
-def weigh(execution: Execution, *, ahead: bool) -> Weights:
-    """The weights of all plans of a bracket."""
+def weigh(execution: Execution, *, ahead: bool, minimum: bool = False) -> Weights:
+    """The weights of all plans of a bracket; ``minimum`` says whether the least that is paid for a node counts."""
     cloud = execution.cloud
+    least = cloud.minimum - cloud.preparing.expected if minimum else 0.0
     choices = tuple(Choice(offer, nodes) for offer in range(len(cloud.offers)) for nodes in range(1, cloud.most + 1))
     seconds, costs = [], []
     before, priors = [execution.nothing], [execution.held]
     for stage in range(len(execution.works)):
         trained = [execution.trained(stage, choice) for choice in choices]
-        time, cost = _changes(execution, stage, before, priors, choices, ahead=ahead)
+        time, cost = _changes(execution, stage, before, priors, choices, ahead=ahead, least=least)
         time += np.array([one.seconds.mean() for one in trained])
         cost += np.array([_running(execution, *pair) for pair in zip(trained, choices, strict=True)])
         seconds.append(time)
         costs.append(cost)
         before, priors = trained, list(choices)
-    ends = [-execution.price(choice) * one.early[choice.nodes] for one, choice in zip(before, choices, strict=True)]
+    ends = [
+        execution.price(choice) * (one.short(least)[choice.nodes] - one.early[choice.nodes])
+        for one, choice in zip(before, choices, strict=True)
+    ]
     return Weights(choices, tuple(seconds), tuple(costs), np.array(ends))
 
 
@@ -79,6 +90,7 @@ def _changes(
     choices: tuple[Choice, ...],
     *,
     ahead: bool,
+    least: float,
 ) -> tuple[Array, Array]:
     """The mean wait and cost of each change of nodes at the barrier before a stage."""
     cloud = execution.cloud
@@ -90,7 +102,7 @@ def _changes(
     paid = np.array([execution.price(prior) if prior else 0.0 for prior in priors])
     early = np.zeros((len(before), cloud.most + 1))
     for row, one in enumerate(before):
-        early[row, : len(one.early)] = one.early
+        early[row, : len(one.early)] = one.early - (one.short(least) if stage else 0.0)
     rows = np.arange(len(before))
     seconds, cost = np.empty((len(before), len(choices))), np.empty((len(before), len(choices)))
     for column, choice in enumerate(choices):
