@@ -71,7 +71,7 @@ def measure(number: int, runs: int) -> dict[str, Any]:
     times, costs, kept, replanned = [], [], 0, 0
     for run in range(runs):
         one = study.replace(name=f"run {run}")
-        result = one.run(ps.Simulated.of(made, seed=run), plan=made, progress=False)
+        result = one.run(ps.Simulated.of(made, seed=1000 * number + run), plan=made, progress=False)
         events = list(read(result.dir / "log.jsonl"))
         history = History.of(events)
         assert history.cost is not None

@@ -229,12 +229,13 @@ class Study:
         check_flags(allow_changes=allow_changes, progress=True if progress is None else progress)
         sharing_how = sharing, scheduler, growing, mixed_types, deterministic, packing, similarity
         how = RunSettings(on, workers, weight, *sharing_how, late)
+        followed_plan = None if plan is None else as_plan(plan)
         self.task = as_task(self.task)  # its settings may have changed since the study was made
         check_task(how, self.task, self.states)
         from penstock.report.console import warnings_shown
 
         with warnings_shown():
-            return self._run(how, allow_changes, progress, None if plan is None else as_plan(plan))
+            return self._run(how, allow_changes, progress, followed_plan)
 
     def _run(self, how: RunSettings, allow_changes: bool, progress: bool | None, plan: Plan | None) -> Result:
         log = self._open()

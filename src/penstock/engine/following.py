@@ -110,6 +110,12 @@ class Following:
         """The seconds of a unit of a running trial, as the plan has them."""
         return self._unit(one.type, one.share) + one.first * self.plan.job.start.expected
 
+    def _overlong(self, one: _Unit) -> float:
+        """The clock at which a unit that does not end will have taken longer by another quarter than planned."""
+        whole = self._whole(one)
+        quarters = max(4, math.floor(4 * (self._placing.clock() - one.since) / whole + SOON))
+        return one.since + whole * (quarters + 1) / 4
+
     def _under_way(self) -> list[tuple[float, float]]:
         """The seconds so far of each unit that trains, and those that the plan has."""
         now, there = self._placing.clock(), [self._since[trial] for trial in self._placing.running]
@@ -147,6 +153,7 @@ class Following:
         moments = [now + seconds for seconds in coming if seconds > 0] + [
             self._patience(one) for one in self._missing()
         ]
+        moments += [self._overlong(self._since[trial]) for trial in self._placing.running]
         self._due = min(moments, default=math.inf)
 
     # Where it stands
