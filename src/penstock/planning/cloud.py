@@ -110,6 +110,21 @@ class Cloud:
         """The oldest day on which a price was looked up."""
         return min((one.instance.dated for one in self.offers if one.instance.dated), default="")
 
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What a plan takes for granted of the cloud, in sentences."""
+        made = [
+            f"a node of {offer.name} is taken to be lost {offer.losses:g} times an hour"
+            for offer in self.offers
+            if offer.losses
+        ]
+        if self.arrival.mean or self.preparing.mean:
+            come, ready = self.arrival.expected, self.preparing.expected
+            made.append(
+                f"a node is taken to come {come:.0f} s after it was asked for, and to be of use {ready:.0f} s later"
+            )
+        return tuple(made)
+
 
 @dataclass(frozen=True)
 class Catalogue:

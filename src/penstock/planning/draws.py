@@ -26,7 +26,7 @@ class Draws:
     §6.1.1).
 
     >>> Draws(30.0).expected, round(Draws(4, 10, "normal").expected, 2)
-    (30.0, 9.8)
+    (30.0, 9.62)
     """
 
     mean: float

@@ -285,7 +285,7 @@ def queue(seconds: Array, slots: int) -> Array:
     """When each slot is free for good: the trials begin in order, each on the slot that is free first.
 
     >>> queue(np.array([[3.0, 1.0, 1.0, 4.0]]), 2).tolist()
-    [[7.0, 2.0]]
+    [[3.0, 6.0]]
     """
     rows, trials = seconds.shape
     ends = np.zeros((rows, slots))

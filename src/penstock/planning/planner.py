@@ -56,9 +56,9 @@ def plan(
     >>> from penstock.speed.curve import Curve
     >>> curve = Curve.of(beta=1.1, widest=8)
     >>> job = Job(works([Stage(8, 1), Stage(2, 4)]), {"v100": (Times(Draws(60.0), curve),)})
-    >>> made = plan(job, Catalogue.read().cloud(["p3.8xlarge"], most=8), deadline=600)
+    >>> made = plan(job, Catalogue.read().cloud(["p3.8xlarge"], most=8, preparing=Draws(0.0)), deadline=600)
     >>> [stage.nodes for stage in made.stages], made.chance
-    ([2, 1], 1.0)
+    ([1, 1], 1.0)
     """
     deadline, max_cost = _limit("deadline", deadline, "seconds"), _limit("max_cost", max_cost, cloud.currency)
     choosing = Choosing(job, cloud, {}, ahead=ahead, seed=seed)
@@ -182,7 +182,7 @@ def _made(
         prices={offer.name: float(offer.price) for offer in cloud.offers},
         priced=cloud.dated,
         currency=cloud.currency,
-        assumed=job.assumed,
+        assumed=(*job.assumed, *cloud.assumed),
         frontier=tuple(Point(one.seconds, one.cost, _nodes(one.paths)) for one in choosing.frontier),
         baselines=tuple(_baseline(kind, one, cloud, deadline) for kind, one in others.items()),
         job=job,
