@@ -36,10 +36,10 @@ class Drift:
         self._seen[trial] = before[0] + seconds, before[1] + planned
         self._units, self._seconds, self._planned = self._units + 1, self._seconds + seconds, self._planned + planned
 
-    def of(self, trial: int) -> float:
-        """How many times as long as planned a trial's units take; as long as planned, before it has shown any."""
+    def of(self, trial: int, unseen: float = 1.0) -> float:
+        """How many times as long as planned a trial's units take; ``unseen`` before it has shown any."""
         seconds, planned = self._seen.get(trial, (0.0, 0.0))
-        return seconds / planned if planned else 1.0
+        return seconds / planned if planned else unseen
 
     def all(self, under_way: Iterable[tuple[float, float]]) -> float:
         """How many times as long as planned units take; ``under_way`` are the seconds of units so far, and planned."""

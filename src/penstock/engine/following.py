@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Late = Literal["finish", "stop", "pay"]
 LESS = (0.8, 0.5)  # confidences with which a deadline is still kept, before it is said that it cannot be
+LEAST = 0.01  # of a unit: what is left of a trial that is about to end
 SOON = 1e-3  # seconds: the least time to wait for a moment that has all but come
 
 
@@ -190,7 +191,7 @@ class Following:
         type, ours = self._types[stage.instance], self._ours(bracket, kind(stage))
         there = sum(device.node in ours for device in devices.values()) / stage.devices
         planned = round(stage.nodes * type.devices / stage.devices)
-        waits = bool(waiting) or self._course.undrawn(bracket, stage.number, len(self._history.trials))
+        waits = bool(waiting) or self._course.undrawn(bracket, stage.number, len(self._history.trials)) > 0
         left = time_left(
             [self._left(trial) for trial in running],
             [self._units(trial) * self._unit(type, stage.devices) * self._drift.of(trial) for trial in waiting],
@@ -204,9 +205,9 @@ class Following:
         record = self._history.trials[trial]
         return max(0, record.granted - record.reported)
 
-    def _left(self, trial: int) -> float:
-        """The seconds that a running trial still takes."""
-        one, slower = self._since[trial], self._drift.of(trial)
+    def _left(self, trial: int, unseen: float = 1.0) -> float:
+        """The seconds that a running trial still takes, by its own units so far."""
+        one, slower = self._since[trial], self._drift.of(trial, unseen)
         begun = max(0.0, self._whole(one) * slower - (self._placing.clock() - one.since))
         return begun + max(0, self._units(trial) - 1) * self._unit(one.type, one.share) * slower
 
@@ -291,15 +292,11 @@ class Following:
 
     def _replan(self, reason: str) -> None:
         """Plan what is left with the times that were seen, and log the new plan with the reason."""
-        self._slower *= self._drift.all(self._under_way())
+        ratio = self._drift.all(self._under_way())
+        self._slower *= ratio
         progress, held = {}, {}
         for bracket, one in self._standing.items():
-            under_way = [*self._placing.running, *self._placing.queue.waiting]
-            ours = [trial for trial in under_way if self._stage(trial) == (bracket, one.now)]
-            begun = any(self._history.trials[trial].status == "running" for trial in ours) and not self._course.undrawn(
-                bracket, one.now.number, len(self._history.trials)
-            )
-            progress[bracket] = one.now.number, [float(self._units(trial)) for trial in ours] if begun else []
+            progress[bracket] = one.now.number, self._rest(bracket, one.now, ratio)
             here = kind(one.now)
             if nodes := len(self._ours(bracket, here)):
                 held[bracket] = Held(*here, nodes)
@@ -326,6 +323,15 @@ class Following:
             say(f"{self._placing.study}: {reason} {self.plan.missed} By late={self.late!r} {then[self.late]}.")
             self.stopped = self.late == "stop"
         self._log(self.plan, f"{reason} {self.plan.missed}".strip())
+
+    def _rest(self, bracket: int, stage: PlannedStage, ratio: float) -> list[float]:
+        """The units that each trial of a stage still has to train, those included that are yet to be drawn."""
+        unit, placing = self._unit(self._types[stage.instance], stage.devices) * ratio, self._placing
+        running = [trial for trial in placing.running if self._stage(trial) == (bracket, stage)]
+        waiting = [trial for trial in placing.queue.waiting if self._stage(trial) == (bracket, stage)]
+        left = [max(LEAST, self._left(trial, ratio) / unit) for trial in running]
+        undrawn = self._course.undrawn(bracket, stage.number, len(self._history.trials))
+        return left + [float(self._units(trial)) for trial in waiting] + [float(stage.budget)] * undrawn
 
     def _log(self, plan: Plan, reason: str, given: bool = False) -> None:
         cloud = plan.cloud

@@ -107,6 +107,7 @@ class Course:
         run = next((rungs for rungs in self._runs if trial < rungs[0].last), self._runs[-1])
         return next((rung for rung in run if budget <= rung.budget), run[-1])
 
-    def undrawn(self, bracket: int, number: int, trials: int) -> bool:
-        """Whether further trials begin in a stage, where there are so many trials so far."""
-        return any(trials < run[0].last for run in self._runs if (run[0].bracket, run[0].number) == (bracket, number))
+    def undrawn(self, bracket: int, number: int, trials: int) -> int:
+        """How many further trials begin in a stage, where there are so many trials so far."""
+        first = [run[0] for run in self._runs if (run[0].bracket, run[0].number) == (bracket, number)]
+        return max(0, first[0].last - max(trials, first[0].first)) if first else 0
