@@ -122,8 +122,10 @@ class ASHA(Rungs):
             return None
         stages, weights = list[Stage](), bracket_sizes(self.max_budget, self.min_budget, self.reduction)
         weights = weights[: self.brackets]
-        for s, weight in enumerate(weights):
-            results = round(trials * weight / sum(weights))
+        for s in range(len(weights)):
+            results = round(trials * sum(weights[: s + 1]) / sum(weights)) - round(
+                trials * sum(weights[:s]) / sum(weights)
+            )
             for budget in rung_budgets(self.max_budget, self.min_budget * self.reduction**s, self.reduction):
                 if results:
                     stages.append(Stage(results, budget, bracket=s))
