@@ -25,7 +25,7 @@ from penstock.planning.spec import Job, Times, times_of, work_of
 from penstock.settings import RunSettings
 from penstock.speed.curve import Curve
 from penstock.speed.profiles import Profiles
-from penstock.tabulated import TabulatedTask
+from penstock.tabulated import Tabulated, TabulatedTask
 from penstock.task import FunctionTask, fingerprint, shards, task_name
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def able(following: Following | None, plan: Plan | None, executor: Executor, how
     have = f"which has {', '.join(sorted(there))}" if there else "which has no nodes that can be asked for"
     raise StudyError(
         f"The plan needs nodes of {', '.join(sorted(needed - there))}, got on={shown(how.on)}, {have}. Use a Ray "
-        "cluster whose autoscaler makes nodes of types with these names (or with the label penstock.io/instance), or rehearse "
-        "the plan on penstock.Simulated.of(plan) (--on simulated)."
+        "cluster whose autoscaler makes nodes of types with these names (or with the label penstock.io/instance), or "
+        "rehearse the plan on penstock.Simulated.of(plan) (--on simulated)."
     )
 
 
@@ -174,10 +174,14 @@ def _tabulated(study: Study, task: TabulatedTask) -> tuple[Found, Said]:
     made = []
     for signature in dict.fromkeys(table.signature for table in tables):
         ours = [table for table in tables if table.signature == signature]
-        mean, units, trials = moments([table.seconds for table in ours])
+        mean, units, trials = moments([list(_seconds(table)) for table in ours])
         curve = next((table.curve for table in ours if table.curve is not None), Curve())
         made.append(Times(Draws(mean, units), curve, Draws(1.0, trials / mean), float(len(ours)), signature))
     return {"": tuple(made)}, {"": ("a table's units take as long on every instance",)}
+
+
+def _seconds(table: Tabulated) -> Sequence[float]:
+    return table.seconds if isinstance(table.seconds, Sequence) else (table.seconds,)
 
 
 def _profiled(study: Study) -> tuple[Found, Said]:
@@ -188,7 +192,7 @@ def _profiled(study: Study) -> tuple[Found, Said]:
     for device, profiles in Profiles.open(path).kinds(fingerprint(study.task)).items():
         type = re.split(r", (?:\d+ threads, )?torch ", device)[0]
         table = {(one.signature, one.kind): one.table for one in profiles}
-        made, more = [], []
+        made, more = list[Times](), list[str]()
         for signature in dict.fromkeys(one.signature for one in profiles if one.kind == "unit"):
             mean, varies = table[signature, "unit"][1], table.get((signature, "spread"), {})
             times, assumed = times_of(
@@ -265,6 +269,6 @@ def _nothing_measured(study: Study, types: Sequence[str], found: Found) -> str:
         )
     have = f"there are times of {', '.join(found)}" if found else f"{study.dir / 'profiles.jsonl'} has none"
     return (
-        f"Nothing says how long a unit takes on {' or '.join(dict.fromkeys(types))}: {have}. Run the study or `penstock "
-        "profile FILE` on such a device, give unit_seconds= (--unit-seconds), or name a study's log= (--log)."
+        f"Nothing says how long a unit takes on {' or '.join(dict.fromkeys(types))}: {have}. Run the study or "
+        "`penstock profile FILE` on such a device, give unit_seconds= (--unit-seconds), or name a study's log= (--log)."
     )

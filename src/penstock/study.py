@@ -378,8 +378,16 @@ class Study:
             address, more = settings(how.on)
             folder, least = None if self.file is None else code_of(Path(self.file)), shards(self.task)
             first = () if following is None else following.first()
-            given = {"workers": how.workers, "least": least, "weight": how.weight, "folder": folder, "first": first}
-            return RayExecutor(job, address, **given, **more)
+            return RayExecutor(
+                job,
+                address,
+                workers=how.workers,
+                least=least,
+                weight=how.weight,
+                folder=folder,
+                first=first,
+                **more,
+            )
         if how.workers is None or how.workers == 1:
             from penstock.executors.local import LocalExecutor
 

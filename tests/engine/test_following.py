@@ -107,7 +107,7 @@ def test_nodes_come_ahead_of_a_barrier_and_go_with_their_last_trial():
     counts = [
         (round(event.clock), len(event.nodes), len(event.devices)) for event in log() if isinstance(event, Devices)
     ]
-    # The one node is ready at 30; nine trials in three rounds of 62 seconds end at 216; the nodes for the next stage are
+    # The one node is ready at 30; nine trials in three rounds of 62 seconds end at 216; nodes for the next stage are
     # asked for at 186, come at 196, and are ready at 216. Three trials of two units on four devices end at 254.
     assert counts == [(10, 1, 0), (30, 1, 4), (196, 3, 4), (216, 3, 12), (254, 1, 4)]
 
@@ -254,7 +254,7 @@ def test_a_cluster_without_the_plans_nodes_is_refused():
 
 
 def test_a_file_that_is_no_plan_is_refused(tmp_path):
-    with pytest.raises(ps.StudyError, match="plan must be a plan of study.plan"):
+    with pytest.raises(ps.StudyError, match="plan must be a plan of study"):
         study().run(plan=3)
     with pytest.raises(ps.StudyError, match=r"Cannot read the plan .*: make one with `penstock plan FILE --save"):
         study().run(plan=tmp_path / "none.json")

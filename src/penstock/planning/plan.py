@@ -82,8 +82,8 @@ class Plan:
     for each deadline, the quickest first. ``prices`` are an hour's price of each "instance market" that the plan was
     made with, ``priced`` the date of these prices. ``used_seconds`` and ``used_cost`` were used before the plan was
     made, where it replaces another: they are part of ``seconds`` and ``cost``. ``missed`` says why the deadline or the
-    money cannot be kept any more, and is empty where they can. ``job`` and ``cloud`` are what the plan was made of: with
-    them a study can be planned anew while it runs, and rehearsed.
+    money cannot be kept any more, and is empty where they can. ``job`` and ``cloud`` are what the plan was made of:
+    with them a study can be planned anew while it runs, and rehearsed.
     """
 
     purpose: Purpose

@@ -18,7 +18,7 @@ from penstock.trial import Stage
 
 @dataclass(frozen=True)
 class Purpose:
-    """The study that a plan is for: a task's name and the fingerprint of its source, its algorithm, its trials in all."""
+    """The study that a plan is for: a task's name, the fingerprint of its source, its algorithm, its trials in all."""
 
     task: str = ""
     source: str = ""

@@ -133,9 +133,9 @@ class Requesting:
         where = {label: value for label, value in named.items() if value is not None}
         if one.instance is None:
             return where
-        return where | (
-            {INSTANCE: one.instance} if self._growth is None else self._growth.labels(one.instance, one.market)
-        )
+        growth = self._growth
+        more = {INSTANCE: one.instance} if growth is None else growth.labels(one.instance, one.market)
+        return {**where, **more}
 
     def at_least_one(self) -> None:
         """Ask for one worker if none is asked for: describing trials needs one."""
