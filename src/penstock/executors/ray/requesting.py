@@ -133,9 +133,9 @@ class Requesting:
         where = {label: value for label, value in named.items() if value is not None}
         if one.instance is None:
             return where
-        growth = self._growth
-        more = {INSTANCE: one.instance} if growth is None else growth.labels(one.instance, one.market)
-        return {**where, **more}
+        if self._growth is None:
+            return {**where, INSTANCE: one.instance}
+        return self._growth.labels(one.instance, one.market)
 
     def at_least_one(self) -> None:
         """Ask for one worker if none is asked for: describing trials needs one."""
@@ -178,7 +178,9 @@ class Requesting:
         Its device gets to know its node's instance.
         """
         if slot.device is not None:
-            slot.device = replace(slot.device, instance=self.instance(slot.labels))
+            instance, market = self.instance(slot.labels), slot.device.market
+            market = MARKETS[1] if instance is not None and market is None else market
+            slot.device = replace(slot.device, instance=instance, market=market)
         if slot.device is not None and ACCELERATOR in slot.labels:
             self._accelerators[slot.device.type] = slot.labels[ACCELERATOR]
         if slot.without is not None and slot.node not in slot.without:
@@ -222,7 +224,8 @@ def deal(
 
 def _fits(slot: Slot, one: Request) -> bool:
     types = (None, slot.labels.get(ACCELERATOR), slot.device and slot.device.type)
-    return one.type in types and one.market in (None, slot.labels.get(MARKET))
+    unsaid = None if one.instance is None else MARKETS[1]  # a node of an instance is bought on demand unless it says so
+    return one.type in types and one.market in (None, slot.labels.get(MARKET, unsaid))
 
 
 def order(slots: Sequence[Slot], made: Collection[str]) -> list[Slot]:
