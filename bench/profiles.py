@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
+from bench.workloads import DATA
 from penstock.speed.curve import Curve
 
-SHARED = Path(os.environ.get("PENSTOCK_SHARED", Path(__file__).parents[2] / "shared"))
 NODE = 4  # devices
 
 
@@ -46,7 +44,7 @@ def _seconds(table: list[tuple[int, float, float]], part: float) -> float:
 def _steps(model: str) -> dict[int, list[tuple[int, float, float]]]:
     """By the number of devices: micro-batch, seconds of a step, and of them those that gradients are exchanged."""
     found: dict[int, list[tuple[int, float, float]]] = {}
-    folder = SHARED / "data/systems/adaptdl" / model
+    folder = DATA / "systems/adaptdl" / model
     with (folder / "placements.csv").open() as file:
         rows = list(csv.DictReader(file))
     by_count: dict[int, set[str]] = {}

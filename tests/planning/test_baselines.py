@@ -10,7 +10,7 @@ from tests.planning.jobs import cloud, instance, job
 def made(*stages, devices=2, most=6, curve=None):
     whole = job(*stages, curve=curve or Curve(scaling=(1, 0.6)))
     execution = Execution(whole, whole.stages, cloud(instance(devices=devices), most=most), samples=1)
-    return execution, weigh(execution, ahead=True)
+    return execution, weigh(execution, ahead=True)[0]
 
 
 def test_static_plans_keep_their_nodes_and_cost_by_hand():

@@ -55,7 +55,7 @@ def test_every_point_is_its_deadlines_optimum_and_none_is_missing():
     made = job(*STAGES, times={"one": alone(), "two": alone((1, 0.6))})
     on = cloud(*types, preparing=Draws(PREPARING))
     execution = Execution(made, made.stages, on, samples=1)
-    found = frontier(weigh(execution, ahead=True))
+    found = frontier(weigh(execution, ahead=True)[0])
     choices = list(product((0, 1), range(1, 7)))
     plans = {path: by_hand(path) for path in product(choices, repeat=4)}
     best = np.array(sorted(plans.values()))
@@ -130,7 +130,7 @@ def test_means_add_up_to_the_means_of_whole_executions_where_times_vary():
     made = job((9, 1), (3, 3), (1, 9), std=3.0, own=0.1)
     execution = Execution(made, made.stages, on, samples=16)
     for ahead in (True, False):
-        weights = weigh(execution, ahead=ahead)
+        (weights,) = weigh(execution, ahead=ahead)
         for nodes in ((2, 4, 1), (4, 2, 3), (1, 1, 1)):
             path = tuple(Choice(at % 2, count) for at, count in enumerate(nodes))
             same = tuple(Choice(1, count) for count in nodes)

@@ -174,3 +174,18 @@ def test_trials_of_several_signatures_have_their_own_times():
     execution = Execution(made, made.stages, cloud(instance(devices=1), most=1), samples=50)
     outcome = execution.run((Choice(0, 1),))
     assert outcome.seconds.mean() == pytest.approx(400 * (0.75 * 10 + 0.25 * 40), rel=0.02)
+
+
+def test_more_nodes_may_be_held_than_a_plan_may_have():
+    rest = job((4, 1), (1, 5)).rest({0: (0, [1.0] * 4)})
+    made = replan(rest, cloud(most=2), held={0: Held("big", "on-demand", 5)}, used=Used(0.0, 0.0), deadline=60)
+    assert made.stages[0].nodes <= 2
+
+
+def test_what_is_paid_for_a_short_stage_counts_when_a_plan_is_chosen():
+    # Sixteen trials of 4 s on eight nodes are paid for 60 s each: two nodes that stay are cheaper, and as quick enough.
+    made = plan(job((16, 1), (1, 11), unit=4.0), cloud(most=8, minimum=60.0), deadline=50)
+    assert made.stages[0].nodes < 8
+    assert all(one.cost >= made.cost for one in made.baselines)
+    points = [(point.seconds, point.cost) for point in made.frontier]
+    assert points == sorted(points, key=lambda one: (one[0], -one[1]))

@@ -69,7 +69,7 @@ class Choosing:
     def __init__(self, job: Job, cloud: Cloud, held: Mapping[int, Choice], *, ahead: bool, seed: int) -> None:
         self.ahead = ahead
         self._weighing, self._judging = list[Execution](), list[Execution]()
-        models: tuple[list[Weights], list[Weights]] = ([], [])
+        weights = list[tuple[Weights, ...]]()
         for works in job.brackets:
             trials = max(work.trials for work in works)
             bracket, own = works[0].bracket, held.get(works[0].bracket)
@@ -77,11 +77,9 @@ class Choosing:
                 samples = min(max(sampled // trials, sampled // 512), sampled // 128)
                 key = 2 * (seed * 1000 + bracket) + at
                 made.append(Execution(job, works, cloud, samples=samples, seed=key, held=own))
-            for model, minimum in zip(models, (False, True), strict=True):
-                model.append(weigh(self._weighing[-1], ahead=ahead, minimum=minimum))
-        plain, full = models
-        alike = all(a.same(b) for a, b in zip(plain, full, strict=True))
-        self._models = [plain] if alike else [plain, full]
+            weights.append(weigh(self._weighing[-1], ahead=ahead))
+        # Without the least that is paid for a node, and with it where it counts for any bracket.
+        self._models = [[one[min(at, len(one) - 1)] for one in weights] for at in range(max(map(len, weights)))]
         self._frontiers = [_together([frontier(one) for one in model]) for model in self._models]
         self._judged = dict[tuple[Path, ...], Judged]()
 

@@ -42,37 +42,36 @@ class Weights:
         seconds = sum(float(self.seconds[number][at, to]) for number, at, to in steps)
         return seconds, sum(float(self.cost[number][at, to]) for number, at, to in steps) + float(self.last[states[-1]])
 
-    def same(self, other: Weights) -> bool:
-        """Whether both give each plan of the same seconds the same cost."""
-        pairs = zip((*self.cost, self.last), (*other.cost, other.last), strict=True)
-        return all(np.array_equal(a, b) for a, b in pairs)
-
     @property
     def most(self) -> int:
         """The most nodes of a choice."""
         return self.choices[-1].nodes
 
 
-def weigh(execution: Execution, *, ahead: bool, minimum: bool = False) -> Weights:
-    """The weights of all plans of a bracket; ``minimum`` says whether the least that is paid for a node counts."""
+def weigh(execution: Execution, *, ahead: bool) -> tuple[Weights, ...]:
+    """The weights of all plans of a bracket, without the least that is paid for a node, and with it where it counts."""
     cloud = execution.cloud
-    least = cloud.minimum - cloud.preparing.expected if minimum else 0.0
+    least = cloud.minimum - cloud.preparing.expected
     choices = tuple(Choice(offer, nodes) for offer in range(len(cloud.offers)) for nodes in range(1, cloud.most + 1))
-    seconds, costs = [], []
+    seconds, costs, shorts = list[Array](), list[Array](), list[Array]()
     before, priors = [execution.nothing], [execution.held]
     for stage in range(len(execution.works)):
         trained = [execution.trained(stage, choice) for choice in choices]
-        time, cost = _changes(execution, stage, before, priors, choices, ahead=ahead, least=least)
+        time, cost, short = _changes(execution, stage, before, priors, choices, ahead=ahead, least=least)
         time += np.array([one.seconds.mean() for one in trained])
         cost += np.array([_running(execution, *pair) for pair in zip(trained, choices, strict=True)])
         seconds.append(time)
         costs.append(cost)
+        shorts.append(short)
         before, priors = trained, list(choices)
-    ends = [
-        execution.price(choice) * (one.short(least)[choice.nodes] - one.early[choice.nodes])
-        for one, choice in zip(before, choices, strict=True)
-    ]
-    return Weights(choices, tuple(seconds), tuple(costs), np.array(ends))
+    pairs = list(zip(before, choices, strict=True))
+    early = np.array([-execution.price(choice) * one.early[choice.nodes] for one, choice in pairs])
+    shorts.append(np.array([execution.price(choice) * one.short(least)[choice.nodes] for one, choice in pairs]))
+    plain = Weights(choices, tuple(seconds), tuple(costs), early)
+    if not any(short.any() for short in shorts):
+        return (plain,)
+    full = (cost + short for cost, short in zip(costs, shorts, strict=False))
+    return plain, Weights(choices, tuple(seconds), tuple(full), early + shorts[-1])
 
 
 def _running(execution: Execution, trained: Trained, choice: Choice) -> float:
@@ -91,8 +90,8 @@ def _changes(
     *,
     ahead: bool,
     least: float,
-) -> tuple[Array, Array]:
-    """The mean wait and cost of each change of nodes at the barrier before a stage."""
+) -> tuple[Array, Array, Array]:
+    """The mean wait and cost of each change of nodes at the barrier before a stage, and what is paid beyond use."""
     cloud = execution.cloud
     wait, gap = _waits(execution, stage, before, ahead=ahead)
     coming = execution.coming(stage)
@@ -100,11 +99,12 @@ def _changes(
     had = np.array([prior.nodes if prior else 0 for prior in priors])
     of = np.array([prior.offer if prior else -1 for prior in priors])
     paid = np.array([execution.price(prior) if prior else 0.0 for prior in priors])
-    early = np.zeros((len(before), cloud.most + 1))
-    for row, one in enumerate(before):
-        early[row, : len(one.early)] = one.early - (one.short(least) if stage else 0.0)
+    early, beyond = np.zeros((2, len(before), max(cloud.most, *had) + 1))
+    for row, one in enumerate(before if stage else []):  # nodes that were held before the first stage go at once
+        early[row, : len(one.early)] = one.early
+        beyond[row, : len(one.early)] = one.short(least)
     rows = np.arange(len(before))
-    seconds, cost = np.empty((len(before), len(choices))), np.empty((len(before), len(choices)))
+    seconds, cost, short = np.empty((3, len(before), len(choices)))
     for column, choice in enumerate(choices):
         kept = np.where(of == choice.offer, np.minimum(had, choice.nodes), 0)
         new, price = choice.nodes - kept, execution.price(choice)
@@ -116,7 +116,8 @@ def _changes(
             + new * cloud.data * cloud.data_price
             + cloud.head / HOUR * late
         )
-    return seconds, cost
+        short[:, column] = paid * beyond[rows, had - kept]
+    return seconds, cost, short
 
 
 def _waits(execution: Execution, stage: int, before: list[Trained], *, ahead: bool) -> tuple[Array, Array]:
