@@ -110,6 +110,15 @@ def test_nodes_come_ahead_of_a_barrier_and_go_with_their_last_trial():
     # The one node is ready at 30; nine trials in three rounds of 62 seconds end at 216; nodes for the next stage are
     # asked for at 186, come at 196, and are ready at 216. Three trials of two units on four devices end at 254.
     assert counts == [(10, 1, 0), (30, 1, 4), (196, 3, 4), (216, 3, 12), (254, 1, 4)]
+    assert history().cost == pytest.approx(nodes_billed(), abs=1e-9)  # a node that was there for 58 seconds costs 60
+
+
+def test_where_functions_are_billed_trials_are_paid_for_and_not_nodes():
+    made = planned(study(), cloud(billing="function"), deadline=330)
+    result = study().run(ps.Simulated.of(made), plan=made, progress=False)
+    used = sum(trial.device_seconds for trial in result.trials)
+    assert result.cost == pytest.approx(9.0 * used / 3600 + 3.6 * result.seconds / 3600)
+    assert result.cost == pytest.approx(made.cost, rel=0.05)
 
 
 def test_units_that_take_longer_are_planned_for_anew_and_the_deadline_is_kept():

@@ -337,6 +337,8 @@ class Following:
         cloud = plan.cloud
         prices = {offer.name: offer.price for offer in cloud.offers}
         prices |= {"head": cloud.head, "minimum": cloud.minimum, "data": cloud.data * cloud.data_price}
+        if cloud.billing == "function":
+            prices["function"] = 1.0
         self._placing.log(events.Planned(plain(plan), prices, reason, self._placing.clock(), given))
 
 

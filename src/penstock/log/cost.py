@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.log.events import Devices, Ended, Event, Opened, Planned
+from penstock.log.events import Devices, Ended, Event, Opened, Placed, Planned, Reported
 
 
 @dataclass
@@ -16,6 +16,7 @@ class Bill:
     A node costs its price for as long as it was there, and at least for the minimum that the plan says. A node without
     a price has the one that the plan gives for its instance and market. The head node, and the data that each new node
     reads, cost what the plan says. A node that its driver left behind was paid for until the last line that it wrote.
+    Where the plan's prices are those of a "function", devices are paid for while they train, and nodes are not.
 
     >>> bill = Bill()
     >>> bill.apply(Devices((), 0.0, ({"name": "node 0", "price": 36.0, "since": 0.0},)))
@@ -30,6 +31,8 @@ class Bill:
     _prices: Mapping[str, float] = field(default_factory=dict)
     _since: float = 0.0  # from when on the head costs its present price
     _seen: bool = False  # whether a node was there
+    _devices: dict[str, float] = field(default_factory=dict)  # the price of each device an hour
+    _on: dict[int, str] = field(default_factory=dict)  # by trial: its first device
 
     @property
     def priced(self) -> bool:
@@ -45,7 +48,12 @@ class Bill:
         if isinstance(event, Planned):
             self._spent += self._head(self._clock)
             self._since, self._prices = self._clock, event.prices
+        elif isinstance(event, Placed):
+            self._on[event.trial] = event.devices[0]
+        elif isinstance(event, Reported) and "function" in self._prices:
+            self._spent += event.usage.device_seconds * self._devices.get(self._on[event.trial], 0.0) / 3600
         elif isinstance(event, Devices):
+            self._devices |= {one["name"]: one.get("price") or 0.0 for one in event.devices}
             there = {node["name"]: node for node in event.nodes}
             self._leave([name for name in self.there if name not in there])
             for name, node in there.items():
@@ -70,6 +78,8 @@ class Bill:
             self._spent += self._cost(self.there.pop(name), self._clock)
 
     def _cost(self, node: Mapping[str, Any], clock: float) -> float:
+        if "function" in self._prices:
+            return 0.0
         seconds = max(self._prices.get("minimum", 0.0), clock - node["since"])
         return (self._price(node) or 0.0) * float(seconds) / 3600
 

@@ -122,7 +122,8 @@ class Planned:
 
     ``prices`` has the price of a node for an hour by its instance and market, as in "p3.8xlarge spot", and that of the
     "head" node. "data" is what the data of a new node costs, and "minimum" the least seconds that a node is paid for.
-    ``given`` says that the user gave the plan; otherwise the study made it of the one before.
+    With "function", devices are paid for while they train. ``given`` says that the user gave the plan; otherwise the
+    study made it of the one before.
     """
 
     plan: dict[str, Any]

@@ -115,7 +115,8 @@ def frontier_rows(plan: Plan) -> list[dict[str, Any]]:
     """A row for some plans of the frontier, the quickest first."""
     points = plan.frontier
     last = len(points) - 1
-    some = sorted({round(i * last / min(last, SHOWN - 1)) for i in range(SHOWN)}) if last else [0]
+    steps = max(1, min(last, SHOWN - 1))
+    some = sorted({round(i * last / steps) for i in range(steps + 1)})
     return [
         {"time": clock(points[i].seconds), "cost": money(plan, points[i].cost), "nodes": _nodes(points[i].nodes)}
         for i in some
