@@ -2,8 +2,8 @@
 
 They add up along a plan, because stages are separated by barriers. Quantiles do not add up: they are left to samples of
 a whole plan. Nor does the least that is paid for a node, which may stay for several stages. It is counted where a node
-goes, once as if the node had been there from the beginning, and once as if it had come for the last of its stages
-alone. Of the plans that are best by either count, samples choose.
+goes: as if the node had been there from the beginning, or had come for the last of its stages, or for the last two. Of
+the plans that are best by one of these counts, samples choose.
 """
 
 from __future__ import annotations
@@ -49,36 +49,37 @@ class Weights:
 
 
 def weigh(execution: Execution, *, ahead: bool) -> tuple[Weights, ...]:
-    """The weights of all plans of a bracket: where the least that is paid for a node counts, by both counts of it."""
+    """The weights of all plans of a bracket, by each count of the least that is paid for a node that differs."""
     cloud = execution.cloud
     least = cloud.minimum - cloud.preparing.expected
     choices = tuple(Choice(offer, nodes) for offer in range(len(cloud.offers)) for nodes in range(1, cloud.most + 1))
     seconds, costs = list[Array](), list[Array]()
-    shorts: tuple[list[Array], list[Array]] = ([], [])
+    shorts: tuple[list[Array], ...] = ([], [], [])
     before, priors = [execution.nothing], [execution.held]
-    age, means = np.zeros((2, len(choices)))  # of nodes from the beginning, where the stage before began; its seconds
+    none = np.zeros(len(choices))
+    ages, means = (none, none, none), none  # of nodes where the stage before begins, by each count; its mean seconds
     for stage in range(len(execution.works)):
         trained = [execution.trained(stage, choice) for choice in choices]
         time, cost, beyond = _changes(execution, stage, before, priors, choices, ahead=ahead)
-        for short, young in zip(shorts, (age, np.zeros(len(choices))), strict=True):
-            short.append(beyond(least - young))
-        age, means = age + means, np.array([one.seconds.mean() for one in trained])
+        for short, age in zip(shorts, ages, strict=True):
+            short.append(beyond(least - age))
+        ages, means = (ages[0] + means, none, means), np.array([one.seconds.mean() for one in trained])
         seconds.append(time + means)
         costs.append(cost + np.array([_running(execution, *pair) for pair in zip(trained, choices, strict=True)]))
         before, priors = trained, list(choices)
     last = list(zip(before, choices, strict=True))
     early = np.array([-execution.price(choice) * one.early[choice.nodes] for one, choice in last])
-    for short, young in zip(shorts, (age, np.zeros(len(choices))), strict=True):
-        pairs = zip(last, least - young, strict=True)
+    for short, age in zip(shorts, ages, strict=True):
+        pairs = zip(last, least - age, strict=True)
         short.append(
             np.array([execution.price(choice) * one.short(left)[choice.nodes] for (one, choice), left in pairs])
         )
-    made = [
-        Weights(choices, tuple(seconds), tuple(c + s for c, s in zip(costs, short, strict=False)), early + short[-1])
-        for short in shorts
-    ]
-    alike = all(np.array_equal(a, b) for a, b in zip(*shorts, strict=True))
-    return tuple(made[:1] if alike else made)
+    made = list[Weights]()
+    for number, short in enumerate(shorts):
+        if not any(all(map(np.array_equal, short, other)) for other in shorts[:number]):
+            paid = tuple(cost + one for cost, one in zip(costs, short, strict=False))
+            made.append(Weights(choices, tuple(seconds), paid, early + short[-1]))
+    return tuple(made)
 
 
 def _running(execution: Execution, trained: Trained, choice: Choice) -> float:
