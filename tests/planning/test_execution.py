@@ -158,3 +158,9 @@ def test_equal_questions_have_equal_samples():
     made, on = job((4, 1), (1, 3), std=2.0, own=0.1), cloud(arrival=Draws(5.0, 1.0))
     first, second = (run(made, on, 2, 1, samples=8) for _ in range(2))
     assert (first.seconds == second.seconds).all()
+
+
+def test_the_last_of_n_nodes_that_come_by_chance_is_waited_for():
+    made = job((6, 1), curve=Curve())
+    outcome = run(made, cloud(instance(devices=1), arrival=Draws(4.0, 4.0)), 6, samples=4000)
+    assert within(outcome.seconds, 10 + 4.0 * sum(1 / k for k in range(1, 7)))

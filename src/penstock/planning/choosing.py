@@ -78,7 +78,7 @@ class Choosing:
                 key = 2 * (seed * 1000 + bracket) + at
                 made.append(Execution(job, works, cloud, samples=samples, seed=key, held=own))
             weights.append(weigh(self._weighing[-1], ahead=ahead))
-        # Without the least that is paid for a node, and with it where it counts for any bracket.
+        # By each count of the least that is paid for a node; a bracket for which none differs has but one.
         self._models = [[one[min(at, len(one) - 1)] for one in weights] for at in range(max(map(len, weights)))]
         self._frontiers = [_together([frontier(one) for one in model]) for model in self._models]
         self._judged = dict[tuple[Path, ...], Judged]()

@@ -1,14 +1,14 @@
 """The mean seconds and cost of each stage on each choice of nodes, and of each change of nodes between two stages.
 
 They add up along a plan, because stages are separated by barriers. Quantiles do not add up: they are left to samples of
-a whole plan. Nor does the least that is paid for a node, which may stay for several stages: it is left out, or else
-counted in full where a node goes, as if it had come for the last of its stages alone. Of the plans that are best by
-either count, samples choose.
+a whole plan. Nor does the least that is paid for a node, which may stay for several stages. It is counted where a node
+goes: as if the node had been there from the beginning, or had come for the last of its stages, or for the last two. Of
+the plans that are best by one of these counts, samples choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -49,29 +49,37 @@ class Weights:
 
 
 def weigh(execution: Execution, *, ahead: bool) -> tuple[Weights, ...]:
-    """The weights of all plans of a bracket, without the least that is paid for a node, and with it where it counts."""
+    """The weights of all plans of a bracket, by each count of the least that is paid for a node that differs."""
     cloud = execution.cloud
     least = cloud.minimum - cloud.preparing.expected
     choices = tuple(Choice(offer, nodes) for offer in range(len(cloud.offers)) for nodes in range(1, cloud.most + 1))
-    seconds, costs, shorts = list[Array](), list[Array](), list[Array]()
+    seconds, costs = list[Array](), list[Array]()
+    shorts: tuple[list[Array], ...] = ([], [], [])
     before, priors = [execution.nothing], [execution.held]
+    none = np.zeros(len(choices))
+    ages, means = (none, none, none), none  # of nodes where the stage before begins, by each count; its mean seconds
     for stage in range(len(execution.works)):
         trained = [execution.trained(stage, choice) for choice in choices]
-        time, cost, short = _changes(execution, stage, before, priors, choices, ahead=ahead, least=least)
-        time += np.array([one.seconds.mean() for one in trained])
-        cost += np.array([_running(execution, *pair) for pair in zip(trained, choices, strict=True)])
-        seconds.append(time)
-        costs.append(cost)
-        shorts.append(short)
+        time, cost, beyond = _changes(execution, stage, before, priors, choices, ahead=ahead)
+        for short, age in zip(shorts, ages, strict=True):
+            short.append(beyond(least - age))
+        ages, means = (ages[0] + means, none, means), np.array([one.seconds.mean() for one in trained])
+        seconds.append(time + means)
+        costs.append(cost + np.array([_running(execution, *pair) for pair in zip(trained, choices, strict=True)]))
         before, priors = trained, list(choices)
-    pairs = list(zip(before, choices, strict=True))
-    early = np.array([-execution.price(choice) * one.early[choice.nodes] for one, choice in pairs])
-    shorts.append(np.array([execution.price(choice) * one.short(least)[choice.nodes] for one, choice in pairs]))
-    plain = Weights(choices, tuple(seconds), tuple(costs), early)
-    if not any(short.any() for short in shorts):
-        return (plain,)
-    full = (cost + short for cost, short in zip(costs, shorts, strict=False))
-    return plain, Weights(choices, tuple(seconds), tuple(full), early + shorts[-1])
+    last = list(zip(before, choices, strict=True))
+    early = np.array([-execution.price(choice) * one.early[choice.nodes] for one, choice in last])
+    for short, age in zip(shorts, ages, strict=True):
+        pairs = zip(last, least - age, strict=True)
+        short.append(
+            np.array([execution.price(choice) * one.short(left)[choice.nodes] for (one, choice), left in pairs])
+        )
+    made = list[Weights]()
+    for number, short in enumerate(shorts):
+        if not any(all(map(np.array_equal, short, other)) for other in shorts[:number]):
+            paid = tuple(cost + one for cost, one in zip(costs, short, strict=False))
+            made.append(Weights(choices, tuple(seconds), paid, early + short[-1]))
+    return tuple(made)
 
 
 def _running(execution: Execution, trained: Trained, choice: Choice) -> float:
@@ -89,9 +97,11 @@ def _changes(
     choices: tuple[Choice, ...],
     *,
     ahead: bool,
-    least: float,
-) -> tuple[Array, Array, Array]:
-    """The mean wait and cost of each change of nodes at the barrier before a stage, and what is paid beyond use."""
+) -> tuple[Array, Array, Callable[[Array], Array]]:
+    """The mean wait and cost of each change of nodes at the barrier before a stage.
+
+    The function gives what is paid beyond use, by the least seconds that are paid for nodes of each state in it.
+    """
     cloud = execution.cloud
     wait, gap = _waits(execution, stage, before, ahead=ahead)
     coming = execution.coming(stage)
@@ -99,12 +109,12 @@ def _changes(
     had = np.array([prior.nodes if prior else 0 for prior in priors])
     of = np.array([prior.offer if prior else -1 for prior in priors])
     paid = np.array([execution.price(prior) if prior else 0.0 for prior in priors])
-    early, beyond = np.zeros((2, len(before), max(cloud.most, *had) + 1))
+    early = np.zeros((len(before), max(cloud.most, *had) + 1))
     for row, one in enumerate(before if stage else []):  # nodes that were held before the first stage go at once
         early[row, : len(one.early)] = one.early
-        beyond[row, : len(one.early)] = one.short(least)
     rows = np.arange(len(before))
-    seconds, cost, short = np.empty((3, len(before), len(choices)))
+    seconds, cost = np.empty((2, len(before), len(choices)))
+    going = np.empty((len(before), len(choices)), dtype=int)
     for column, choice in enumerate(choices):
         kept = np.where(of == choice.offer, np.minimum(had, choice.nodes), 0)
         new, price = choice.nodes - kept, execution.price(choice)
@@ -116,8 +126,15 @@ def _changes(
             + new * cloud.data * cloud.data_price
             + cloud.head / HOUR * late
         )
-        short[:, column] = paid * beyond[rows, had - kept]
-    return seconds, cost, short
+        going[:, column] = had - kept
+
+    def beyond(least: Array) -> Array:
+        if not stage or not (least > 0).any():
+            return np.zeros(cost.shape)
+        paid_for = [one.short(left)[gone] for one, left, gone in zip(before, least, going, strict=True)]
+        return paid[:, None] * np.array(paid_for)
+
+    return seconds, cost, beyond
 
 
 def _waits(execution: Execution, stage: int, before: list[Trained], *, ahead: bool) -> tuple[Array, Array]:
