@@ -129,7 +129,8 @@ class Placing:
         if devices == self.bundling.devices and nodes == self.nodes:
             return
         self.pace.look(devices)
-        used, self.nodes = self.clock() - self.executor.now(), nodes  # the seconds that earlier drivers used
+        self.nodes = nodes
+        used = self.clock() - self.executor.now() if nodes else 0.0  # the seconds that earlier drivers used
         paid = tuple({**vars(node), "since": used + node.since} for node in nodes)
         self.log(events.Devices(tuple(asdict(device) for device in devices.values()), self.clock(), paid))
         self.bundling.look(devices)
