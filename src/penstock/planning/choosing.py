@@ -22,8 +22,8 @@ from penstock.planning.spec import Job
 from penstock.planning.weights import Weights, weigh
 
 WEIGHING, JUDGING = 8_192, 131_072  # trials of a stage that are sampled for its weights, and to judge a plan
-NEAR = 24  # plans next to the first that holds: where costs are nearly equal, a cheaper one may hold as well
-SHOWN = 100  # plans of a frontier that are sampled to be shown
+NEAR = 12  # plans next to the first that holds: where costs are nearly equal, a cheaper one may hold as well
+SHOWN = 50  # plans of a frontier that are sampled to be shown
 TIGHTER = 0.97  # a baseline whose samples miss the deadline is made for so much of it
 
 
