@@ -22,7 +22,7 @@ from penstock.planning.spec import Job, Work
 from penstock.speed.curve import Curve
 
 HOUR = 3600.0
-WAVES = 12
+WAVES = 12  # of trials, beyond which a heap finds the device that is free first more quickly
 
 
 @dataclass(frozen=True)
