@@ -40,5 +40,13 @@ def test_the_greedy_plan_of_a_job_is_the_one_by_hand():
     # first stage cannot: 40 s are 20 s more. From four nodes, the first stage's step to two saves nothing.
     assert [choice.nodes for choice in greedy(execution, weights, 70)] == [2, 1, 1]
     assert weights.means(greedy(execution, weights, 70)) == pytest.approx((20 + 20 + 24, 2 * (40 + 20 + 24)))
-    assert [choice.nodes for choice in greedy(execution, weights, 60)] in ([2, 2, 1], [4, 1, 1])
+    # For 60 s the second step is too late from two nodes. From four, 10 + 20 + 24 s are soon enough.
+    assert [choice.nodes for choice in greedy(execution, weights, 60)] == [4, 1, 1]
     assert greedy(execution, weights, 45) is None
+
+
+def test_the_greedy_plan_takes_the_step_that_saves_most_for_its_delay_first():
+    # On two nodes, 6 + 4.5 s. One node for the trial alone is 1.5 s later and saves 6; for the two trials, 4 s and 4.
+    # There is time for either step, and not for both.
+    execution, weights = made((2, 1), (1, 2), most=2, curve=Curve(scaling=(1, 0.6, 0.5, 0.45)))
+    assert [choice.nodes for choice in greedy(execution, weights, 14.6)] == [2, 1]

@@ -183,9 +183,11 @@ def test_more_nodes_may_be_held_than_a_plan_may_have():
 
 
 def test_what_is_paid_for_a_short_stage_counts_when_a_plan_is_chosen():
-    # Sixteen trials of 4 s on eight nodes are paid for 60 s each: two nodes that stay are cheaper, and as quick enough.
-    made = plan(job((16, 1), (1, 11), unit=4.0), cloud(most=8, minimum=60.0), deadline=50)
-    assert made.stages[0].nodes < 8
-    assert all(one.cost >= made.cost for one in made.baselines)
-    points = [(point.seconds, point.cost) for point in made.frontier]
-    assert points == sorted(points, key=lambda one: (one[0], -one[1]))
+    # 16 trials of 4 s take 32 node seconds on any nodes, and each node is paid for 60 s. One node alone is too late.
+    made, on = job((16, 1), (1, 11), unit=4.0), cloud(most=8, minimum=60.0)
+    choosing = Choosing(made, on, {}, ahead=True, seed=0)
+    assert [choice.nodes for choice in choosing.cheapest(50, 0.95).candidate.paths[0]] == [2, 1]
+    whole = plan(made, on, deadline=50)
+    assert whole.cost == pytest.approx(2 * 2 * 60)
+    costs = [point.cost for point in whole.frontier]
+    assert costs == sorted(costs, reverse=True)

@@ -21,9 +21,9 @@ from penstock.planning.plan import Kind
 from penstock.planning.spec import Job
 from penstock.planning.weights import Weights, weigh
 
-WEIGHING, JUDGING = 8_192, 131_072  # trials of a stage that are sampled for its weights, and to judge a plan
-NEAR = 24  # plans next to the first that holds: where costs are nearly equal, a cheaper one may hold as well
-SHOWN = 100  # plans of a frontier that are sampled to be shown
+WEIGHING, JUDGING = (4096, 8, 64), (131_072, 256, 1024)  # trials of a stage that are sampled; samples at least, at most
+NEAR = 12  # plans next to the first that holds: where costs are nearly equal, a cheaper one may hold as well
+SHOWN = 50  # plans of a frontier that are sampled to be shown
 TIGHTER = 0.97  # a baseline whose samples miss the deadline is made for so much of it
 
 
@@ -73,8 +73,8 @@ class Choosing:
         for works in job.brackets:
             trials = max(work.trials for work in works)
             bracket, own = works[0].bracket, held.get(works[0].bracket)
-            for made, sampled, at in ((self._weighing, WEIGHING, 0), (self._judging, JUDGING, 1)):
-                samples = min(max(sampled // trials, sampled // 512), sampled // 128)
+            for made, (sampled, least, most), at in ((self._weighing, WEIGHING, 0), (self._judging, JUDGING, 1)):
+                samples = min(max(sampled // trials, least), most)
                 key = 2 * (seed * 1000 + bracket) + at
                 made.append(Execution(job, works, cloud, samples=samples, seed=key, held=own))
             weights.append(weigh(self._weighing[-1], ahead=ahead))

@@ -22,7 +22,7 @@ from penstock.planning.spec import Job, Work
 from penstock.speed.curve import Curve
 
 HOUR = 3600.0
-WAVES = 12
+WAVES = 12  # of trials, beyond which a heap finds the device that is free first more quickly
 
 
 @dataclass(frozen=True)
@@ -302,12 +302,13 @@ def queue(seconds: Array, slots: int) -> Array:
         after = free + wave
         unlike |= (np.minimum.accumulate(after, axis=1)[:, :-1] < free[:, 1:]).any(axis=1)
         np.put_along_axis(ends, order, after, axis=1)
+    replace = heapq.heapreplace
     for row in np.flatnonzero(unlike):
         heap = [(end, slot) for slot, end in enumerate(seconds[row, :slots].tolist())]
         heapq.heapify(heap)
         for length in seconds[row, slots:].tolist():
             end, slot = heap[0]
-            heapq.heapreplace(heap, (end + length, slot))
+            replace(heap, (end + length, slot))
         for end, slot in heap:
             ends[row, slot] = end
     return ends
