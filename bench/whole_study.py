@@ -66,7 +66,7 @@ def in_turn() -> float:
             with torch.autocast(device, torch.bfloat16):
                 loss = task.loss(model, (x[rows], y[rows]), config)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         _wait(device)
         seconds += time.perf_counter() - began

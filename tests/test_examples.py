@@ -33,7 +33,7 @@ def works(name: str) -> str:
     assert f"examples/{name}.py" in command
     shown = run(f"{command} {FEWER.get(name, '')}").stdout
     studies = json.loads(run("penstock list --json").stdout)
-    assert len(studies) == {"fused": 2, "simulated": 2}.get(name, 1)
+    assert len(studies) == {"fused": 2, "plans": 2, "simulated": 2}.get(name, 1)
     assert all(study["ended"] == "done" and study["best"] is not None for study in studies)
     pages = [Path(line.removeprefix("wrote ")) for line in shown.splitlines() if line.startswith("wrote ")]
     assert len(pages) == (4 if name == "plots" else 0)

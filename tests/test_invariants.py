@@ -198,8 +198,9 @@ def test_9_trials_are_a_total_over_any_number_of_resumes():
 
 LEVELS = [
     ["cli"],
-    ["study", "stopping", "settings", "report", "result", "opening", "goal", "reading", "arguments"],
+    ["study", "plans", "stopping", "settings", "report", "result", "opening", "goal", "reading", "arguments"],
     ["engine"],
+    ["planning"],
     ["algorithms", "scheduling"],
     ["executors"],
     ["training"],

@@ -18,7 +18,8 @@ class Device:
     """One accelerator, or the CPU, with its known properties.
 
     ``price`` is the price of an hour, ``market`` the market it is bought on, such as "spot". ``threads`` is how many
-    threads a worker on a CPU computes with. Each is None where it is not known.
+    threads a worker on a CPU computes with. ``instance`` is the type of its node, as a cloud names it. Each is None
+    where it is not known.
     """
 
     name: str
@@ -28,15 +29,35 @@ class Device:
     price: float | None = None
     market: str | None = None
     threads: int | None = None
+    instance: str | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine that is paid for, whether its devices are there yet or not.
+
+    ``price`` is the price of the whole node for an hour. ``since`` is the executor's clock from which on it is paid.
+    ``instance`` is its type, as a cloud names it. Price, instance and market are None where they are not known.
+    """
+
+    name: str
+    instance: str | None = None
+    market: str | None = None
+    price: float | None = None
+    since: float = 0.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """A number of devices that could be used; of any ``type`` and ``market`` where these are None."""
+    """A number of devices that could be used; of any ``type``, ``market`` and ``instance`` where these are None.
+
+    Devices of an ``instance`` come and go by whole nodes.
+    """
 
     count: int
     type: str | None = None
     market: str | None = None
+    instance: str | None = None
 
 
 @dataclass(frozen=True)

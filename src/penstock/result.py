@@ -191,6 +191,16 @@ class Result:
         """Why the study ended: done, deadline, target, interrupted or failed."""
         return self._history.ended
 
+    @property
+    def seconds(self) -> float:
+        """The seconds that the study has used, over all its runs."""
+        return self._history.clock
+
+    @property
+    def cost(self) -> float | None:
+        """What its nodes have cost, over all its runs; None where their prices are not known."""
+        return self._history.cost
+
     def timeline(self) -> list[Row]:
         """Which trial had which share of which device at what time: rows of device, trial, start, end, share, mode."""
         return timeline(read(self.dir / "log.jsonl"))

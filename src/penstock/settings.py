@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     import optuna
 
     from penstock.algorithms.base import Algorithm
+    from penstock.planning.plan import Plan
 
+LATE = ("finish", "stop", "pay")
 SHARING = ("auto", "solo", "fused", "packed", "processes", "distributed")
 SCHEDULERS: dict[str, Scheduler] = {
     "waterfill": waterfill,
@@ -58,6 +60,7 @@ class RunSettings:
     packing: str | None = None
     similarity: float | None = None
     active_threads: float | None = None
+    late: str = "finish"
 
     def __post_init__(self) -> None:
         if (
@@ -100,6 +103,8 @@ class RunSettings:
             raise StudyError(
                 "deterministic=True measures nothing, and sharing='distributed' has to: leave one of them out."
             )
+        if not isinstance(self.late, str) or self.late not in LATE:
+            raise StudyError(f'late must be "finish", "stop" or "pay", got {shown(self.late)}.')
         self._check_packing()
         self._check_processes()
         object.__setattr__(self, "workers", workers)
@@ -218,6 +223,8 @@ class TuneOptions(TypedDict, total=False):
     packing: str | None
     similarity: float | None
     active_threads: float | None
+    plan: Plan | str | Path | None
+    late: str
     allow_changes: bool
     progress: bool | None
 

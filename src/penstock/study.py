@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from inspect import Parameter, signature
@@ -26,6 +26,7 @@ from penstock.bundle import Job
 from penstock.engine.clocking import Pace, Shelf
 from penstock.engine.decisions import Decider, replay
 from penstock.engine.engine import Engine
+from penstock.engine.following import Following
 from penstock.engine.limits import Deadline, Failures, Limit, Target
 from penstock.errors import StudyError
 from penstock.executors.base import Executor
@@ -43,8 +44,12 @@ from penstock.log.timeline import Row, timeline
 from penstock.log.writer import Log
 from penstock.numeric import legible, shown
 from penstock.opening import check_place, main_file, nothing_left, settings_of
+from penstock.planning.plan import Plan
+from penstock.plans import UnitSeconds, able, as_plan, followed, plan_of
 from penstock.result import Result
 from penstock.saying import say
+from penstock.scheduling.base import Scheduler
+from penstock.scheduling.planned import planned
 from penstock.scheduling.sharded import sharded
 from penstock.settings import RunSettings, TuneOptions, check_task
 from penstock.space import Space
@@ -184,6 +189,8 @@ class Study:
         packing: str | None = None,
         similarity: float | None = None,
         active_threads: float | None = None,
+        plan: Plan | str | Path | None = None,
+        late: str = "finish",
         allow_changes: bool = False,
         progress: bool | None = None,
     ) -> Result:
@@ -216,21 +223,26 @@ class Study:
                 so does another category. Without it any trial may join.
             active_threads: the most percent of a GPU's threads that each process of sharing="processes" may use, which
                 MPS calls the active thread percentage. Without it each may use all.
+            plan: a plan to follow, as ``study.plan`` makes it, or the file that it was saved in. It decides which nodes
+                there are, and how many devices each trial has. A study that is taken up again goes on with its plan.
+            late: what to do once a plan's deadline cannot be kept any more: "finish" as cheaply as possible, "stop", or
+                "pay" for as much speed as the plan's ``max_cost`` allows.
             allow_changes: go on although the task, the space or the algorithm changed since the log was written.
             progress: whether to show progress: a live block on a terminal, a live line in a notebook, and elsewhere a
                 line on stderr now and then. None is as True.
         """
         check_flags(allow_changes=allow_changes, progress=True if progress is None else progress)
         sharing_how = sharing, scheduler, growing, mixed_types, deterministic, packing, similarity, active_threads
-        how = RunSettings(on, workers, weight, *sharing_how)
+        how = RunSettings(on, workers, weight, *sharing_how, late)
+        followed_plan = None if plan is None else as_plan(plan)
         self.task = as_task(self.task)  # its settings may have changed since the study was made
         check_task(how, self.task, self.states)
         from penstock.report.console import warnings_shown
 
         with warnings_shown():
-            return self._run(how, allow_changes, progress)
+            return self._run(how, allow_changes, progress, followed_plan)
 
-    def _run(self, how: RunSettings, allow_changes: bool, progress: bool | None) -> Result:
+    def _run(self, how: RunSettings, allow_changes: bool, progress: bool | None, plan: Plan | None) -> Result:
         log = self._open()
         try:
             check_place(log.dir.name, log.past, how.on)
@@ -244,21 +256,24 @@ class Study:
             settings["home"] = home(log, history, self.states)
             states = self._states(log, history, allow_changes, settings["home"])
             placed = sum(record.attempt for record in history.trials)
-            executor = self._executor(how, states, log.dir.name)
+            following = followed(self, plan, history, how)
+            executor = self._executor(how, states, log.dir.name, following)
             try:
+                following = able(following, plan, executor, how)
                 engine = Engine(
                     log,
                     history,
                     decider,
                     executor,
-                    sharded if shards(self.task) > 1 else how.schedule,
+                    self._scheduler(how, following),
                     states=states,
                     limits=self._limits(),
                     pace=self._pace(executor, how, log.dir),
-                    spreads=self._spreads(executor, how),
+                    spreads=self._spreads(executor, how) and following is None,
                     growing=how.growth,
                     packing=how.packs(self.task, self.space, self.seed, concurrent=executor.concurrent),
                     shards=shards(self.task),
+                    following=following,
                 )
                 with self._progress(progress) as engine.watch, stoppable(engine.interrupt):
                     reason = engine.run(Opened(settings, history.clock), pending)
@@ -277,6 +292,51 @@ class Study:
         if progress is not False and log.past and placed == sum(record.attempt for record in history.trials):
             say(nothing_left(log.dir.name, reason, len(history.trials), self.algorithm.grows))
         return result
+
+    def plan(
+        self,
+        *,
+        deadline: float | str | None = None,
+        max_cost: float | None = None,
+        instances: Sequence[str] | None = None,
+        spot: bool = False,
+        confidence: float = 0.95,
+        catalogue: str | Path | None = None,
+        unit_seconds: UnitSeconds | None = None,
+        log: str | None = None,
+        most: int | None = None,
+    ) -> Plan:
+        """The cheapest nodes that keep a deadline, or the quickest that keep a cost: a plan, which ``run`` can follow.
+
+        A unit's seconds come from what earlier runs of the task measured, or ``penstock profile``, as far as nothing
+        else is given.
+
+        Args:
+            deadline: seconds that the study may take in all, or text such as "90s", "10m", "2h".
+            max_cost: the most that it may cost, in the catalogue's money.
+            instances: the types of nodes to choose from, by their names in the catalogue; those on whose devices
+                something was measured, if None.
+            spot: whether nodes of the spot market may be used, which can be taken away.
+            confidence: the probability with which the deadline, or the cost, is to hold.
+            catalogue: a TOML file of instances and prices of your own, over the one that Penstock brings.
+            unit_seconds: the seconds of a unit alone on a device, or their mean and deviation; by instance if they
+                differ.
+            log: the name of a study that has run, whose units' times are taken.
+            most: the most nodes that there may be at once.
+        """
+        self.task = as_task(self.task)
+        return plan_of(
+            self,
+            deadline=deadline,
+            max_cost=max_cost,
+            instances=instances,
+            spot=spot,
+            confidence=confidence,
+            catalogue=catalogue,
+            unit_seconds=unit_seconds,
+            log=log,
+            most=most,
+        )
 
     def timeline(self) -> list[Row]:
         """Which trial had how much of which device, as rows of device, trial, start, end, share and mode."""
@@ -307,7 +367,12 @@ class Study:
         limits += [] if self.max_failures is None else [Failures(self.max_failures)]
         return limits if self.deadline is None else [*limits, Deadline(self.deadline)]
 
-    def _executor(self, how: RunSettings, states: States, name: str) -> Executor:
+    def _scheduler(self, how: RunSettings, following: Following | None) -> Scheduler:
+        if following is not None:
+            return planned(following.berth)
+        return sharded if shards(self.task) > 1 else how.schedule
+
+    def _executor(self, how: RunSettings, states: States, name: str, following: Following | None = None) -> Executor:
         job = Job(self.task, self.seed, self.metric, self.mode, states, name, how.deterministic)
         if isinstance(how.on, Simulated):
             return SimulatedExecutor(job, how.on)
@@ -317,7 +382,17 @@ class Study:
 
             address, more = settings(how.on)
             folder, least = None if self.file is None else code_of(Path(self.file)), shards(self.task)
-            return RayExecutor(job, address, workers=how.workers, least=least, weight=how.weight, folder=folder, **more)
+            first = () if following is None else following.first()
+            return RayExecutor(
+                job,
+                address,
+                workers=how.workers,
+                least=least,
+                weight=how.weight,
+                folder=folder,
+                first=first,
+                **more,
+            )
         if how.sharing == "processes":
             from penstock.executors.processes.sharing import TrialProcesses
 

@@ -513,7 +513,11 @@ def test_states_must_fit_into_the_device(memory, together, monkeypatch):
     """A trial takes 200 bytes beside others, and 80 where it has the device alone."""
     cards = [Device("cpu", "cpu", memory)]
     executor = SimpleNamespace(
-        devices=lambda: cards, place=lambda bundle: declared.append(bundle), modes={"solo", "fused"}, flexible=False
+        nodes=tuple,
+        devices=lambda: cards,
+        place=lambda bundle: declared.append(bundle),
+        modes={"solo", "fused"},
+        flexible=False,
     )
     executor.describe = lambda configs, train, trials, study: (
         [Description(signature="a", bytes=80, beside=200)] * len(configs)
@@ -644,7 +648,9 @@ def test_trials_train_on_while_devices_come_and_go(sharing, monkeypatch):
 def test_a_bundle_whose_device_was_lost_is_not_told_anything_and_keeps_nobody_waiting(sharing):
     cards, declared = [Device(f"cpu:{i}", "cpu", 2**40) for i in range(3)], []
     there = cards[:2]
-    executor = SimpleNamespace(devices=lambda: there, place=declared.append, modes={"solo", "fused"}, flexible=False)
+    executor = SimpleNamespace(
+        devices=lambda: there, nodes=tuple, place=declared.append, modes={"solo", "fused"}, flexible=False
+    )
     executor.describe = lambda configs, train, trials, study: [ALIKE] * len(configs)
     history = History.of([events.Opened({"metric": "loss", "mode": "min"})])
     placing = Placing(executor, history, waterfill, history.apply, float, KEEPER, pace=Pace(SpeedModel(sharing)))

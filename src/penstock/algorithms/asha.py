@@ -13,7 +13,7 @@ from penstock.algorithms.base import check_count, needed_trials
 from penstock.algorithms.hyperband import bracket_sizes
 from penstock.algorithms.successive_halving import Rungs, rung_budgets
 from penstock.errors import StudyError
-from penstock.trial import Course, Later, Member, Report, StartFrom, TrialGroup
+from penstock.trial import Course, Later, Member, Report, Stage, StartFrom, TrialGroup
 
 if TYPE_CHECKING:
     from penstock.algorithms.sampling import Search
@@ -111,6 +111,26 @@ class ASHA(Rungs):
             self._grant(rung.name, [self._member(rung, number) for number in numbers], open=more)
             for rung, numbers in wanted.items()
         ]
+
+    def expected(self, trials: int | None = None) -> list[Stage] | None:
+        """The rungs as they are sure to be filled: of k results, ⌊k/η⌋ are promoted at the end.
+
+        >>> [(stage.trials, stage.budget) for stage in ASHA(max_budget=9).expected(9)]
+        [(9, 1), (3, 3), (1, 9)]
+        """
+        if trials is None:
+            return None
+        stages, weights = list[Stage](), bracket_sizes(self.max_budget, self.min_budget, self.reduction)
+        weights = weights[: self.brackets]
+        for s in range(len(weights)):
+            results = round(trials * sum(weights[: s + 1]) / sum(weights)) - round(
+                trials * sum(weights[:s]) / sum(weights)
+            )
+            for budget in rung_budgets(self.max_budget, self.min_budget * self.reduction**s, self.reduction):
+                if results:
+                    stages.append(Stage(results, budget, bracket=s))
+                results //= self.reduction
+        return stages
 
     def outlook(self) -> list[Course]:
         undrawn = needed_trials(self, self.search) - sum(self._drawn)

@@ -71,6 +71,10 @@ class Algorithm(ABC):
         """The stages, where they are known beforehand; ``trials`` is their number where the settings do not fix it."""
         return None
 
+    def expected(self, trials: int | None = None) -> list[Stage] | None:
+        """The stages, or the ones to be expected where there are no barriers; None where nothing is expected."""
+        return self.stages(trials)
+
     def outlook(self) -> list[Course] | None:
         """The trials still to be asked for, as far as they can be expected by now; None where nothing is expected.
 

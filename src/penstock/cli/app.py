@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import looking, running
+from penstock.cli import looking, planning, running
 from penstock.cli.ending import FAILED, steady_streams
 
 app = typer.Typer(
@@ -62,6 +62,7 @@ for command in (
     looking.list_,
     looking.export,
     running.profile,
+    planning.plan,
     looking.report,
     looking.dashboard,
 ):

@@ -46,6 +46,14 @@ class Packing(StrEnum):
     batch_size = "batch_size"
 
 
+class Lateness(StrEnum):
+    """What to do once a plan's deadline cannot be kept."""
+
+    finish = "finish"
+    stop = "stop"
+    pay = "pay"
+
+
 class Format(StrEnum):
     """The formats that a log can be exported to."""
 
@@ -109,6 +117,11 @@ MixedTypes = Annotated[bool, typer.Option("--mixed-types", help="Let a trial's d
 Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="Decide nothing by measured times, so that a seed gives one result.")
 ]
+
+Late = Annotated[
+    Lateness, typer.Option(help="Once a plan's deadline cannot be kept: finish cheaply, stop, or pay up to its cost.")
+]
+PlanFile = Annotated[Path | None, typer.Option("--plan", help="A plan to follow, as `penstock plan --save` writes it.")]
 
 # Output
 

@@ -27,11 +27,14 @@ from penstock.cli.options import (
     HowScheduled,
     HowShared,
     Json,
+    Late,
+    Lateness,
     MaxFailures,
     MixedTypes,
     Name,
     On,
     OwnDir,
+    PlanFile,
     Scheduler,
     Sharing,
     Similarity,
@@ -44,9 +47,11 @@ from penstock.cli.options import (
 )
 from penstock.errors import StudyError
 from penstock.executors.ray.cluster import is_ray
+from penstock.executors.simulated.settings import Simulated
 
 if TYPE_CHECKING:
-    from penstock.executors.simulated.settings import Simulated
+    from penstock.log.events import Planned
+    from penstock.planning.plan import Plan
     from penstock.result import Result
     from penstock.study import Study
 
@@ -70,6 +75,8 @@ def run(
     packing: HowPacked = None,
     similarity: Similarity = None,
     active_threads: ActiveThreads = None,
+    plan: PlanFile = None,
+    late: Late = Lateness.finish,
     on: On = "local",
     devices: Devices = None,
     dir: OwnDir = None,
@@ -105,6 +112,7 @@ def resume(
     packing: HowPacked = None,
     similarity: Similarity = None,
     active_threads: ActiveThreads = None,
+    late: Late = Lateness.finish,
     on: On = "local",
     devices: Devices = None,
     states: States = None,
@@ -118,7 +126,8 @@ def resume(
     with refused(BAD_USAGE):
         place = study_dir(dir, name)
     with refused(FAILED):
-        settings = history_of(place).settings
+        history = history_of(place)
+        settings = history.settings
     given = {"trials": trials, "deadline": deadline, "target": target, "states": states, "max_failures": max_failures}
     changes = {key: settings.get(key) if value is None else value for key, value in given.items()}
     with apart(json):
@@ -126,7 +135,7 @@ def resume(
             file = origin(name, settings, dir, trust)
             check_defines_study(file)
             study = load(file).replace(name=name, dir=dir, seed=settings["seed"], **changes)
-        result = _run(study, context.params)
+        result = _run(study, {**context.params, "plan": None}, logged=history.given)
     _show_result(result, json)
 
 
@@ -178,21 +187,32 @@ def profile(
     console.print(said([Group(**one) for one in facts["groups"]]), soft_wrap=True, markup=False, highlight=False)
 
 
-def _run(study: Study, options: Mapping[str, Any]) -> Result:
-    """Run a study by the options of a command; each field of ``RunSettings`` is an option of that name."""
+def _run(study: Study, options: Mapping[str, Any], logged: Planned | None = None) -> Result:
+    """Run a study by the options of a command; each field of ``RunSettings`` is an option of that name.
+
+    ``logged`` is the plan that the study has followed so far.
+    """
+    from penstock.engine.following import of_log
+    from penstock.plans import as_plan
     from penstock.settings import RunSettings
 
     with refused(BAD_USAGE):
-        on = _place(study, options["on"], options["devices"])
+        plan = None if options["plan"] is None else as_plan(options["plan"])
+        rehearsed = plan or (None if logged is None else of_log(logged))
+        on = _place(study, options["on"], options["devices"], rehearsed)
     names = [one.name for one in fields(RunSettings) if one.name != "on"]
     how: dict[str, Any] = {name: str(v) if isinstance(v := options[name], StrEnum) else v for name in names}
     with refused(FAILED):
-        return study.run(on, **how, allow_changes=options["allow_changes"], progress=not options["json"])
+        return study.run(on, **how, plan=plan, allow_changes=options["allow_changes"], progress=not options["json"])
 
 
-def _place(study: Study, on: str, devices: int | None) -> str | Simulated:
+def _place(study: Study, on: str, devices: int | None, plan: Plan | None = None) -> str | Simulated:
     if on not in ("local", "simulated") and not is_ray(on):
         raise StudyError(f"--on must be local, ray, ray://host:port or simulated, got {on!r}.")
+    if on == "simulated" and plan is not None:
+        if devices is not None:
+            raise StudyError("A plan says how many devices are simulated: leave --devices out.")
+        return Simulated.of(plan)
     if on == "simulated":
         from penstock.cli.rehearse import rehearsal
 

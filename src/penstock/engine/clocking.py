@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
+from statistics import fmean, variance
 
 from penstock import __version__
 from penstock.bundle import Device, Measured
@@ -45,6 +46,24 @@ class Shelf:
             self.profiles.put(Profile(self.task, device_kind(device), *what))
 
 
+def spread(units: Sequence[Sequence[float]]) -> dict[int, float]:
+    """How the seconds of units vary, for each trial its units: a profile's table; empty where no two can be compared.
+
+    The deviation of the trials' means is without the part that the deviation of their units explains.
+
+    >>> spread([[9.0, 11.0], [19.0, 21.0]])[2], spread([[10.0]])
+    (2.0, {})
+    """
+    several = [some for some in units if len(some) > 1]
+    free = sum(len(some) - 1 for some in several)
+    if not free:
+        return {}
+    within = sum(variance(some) * (len(some) - 1) for some in several) / free
+    between = variance([fmean(some) for some in units]) if len(units) > 1 else 0.0
+    explained = within * fmean([1 / len(some) for some in units])
+    return {0: math.sqrt(within), 1: math.sqrt(max(0.0, between - explained)), 2: float(len(units))}
+
+
 def device_kind(device: Device) -> str:
     """Everything besides the task that a step's time depends on. Memory is not part of it: it only limits sizes."""
     threads = "" if device.threads is None else f", {device.threads} threads"
@@ -79,6 +98,7 @@ class Pace:
         self._reasons: dict[tuple[str, str], str] = {}  # why bundles of a signature on a type have their size
         self._refused: dict[str, str] = {}  # by signature: why an earlier study could not fuse its trials
         self._packs: dict[str, int] = {}  # by device type: how many bundles of a pack pay
+        self._alone: dict[tuple[str, str], dict[int, list[float]]] = {}  # by signature and type: units of trials alone
         self._opened = 0.0  # the clock when the study was taken up
         self._opening: tuple[Device, float] | None = None  # the first placement: its device, and seconds since opening
 
@@ -233,6 +253,8 @@ class Pace:
                 shelf.put(signature, device, kind, {count: before.table[1] * t for count, t in times.items()})
         if (unit := self.model.mean(signature, device.type)) is not None:
             shelf.put(signature, device, "unit", {1: unit})
+            if varying := spread(list(self._alone.get((signature, device.type), {}).values())):
+                shelf.put(signature, device, "spread", varying)
             if math.isfinite(self.model.moving):
                 stop = self.model.moving - self.model.start
                 shelf.put(signature, device, "moving", {0: self.model.start, 1: stop})
@@ -272,6 +294,9 @@ class Pace:
                 self.model.started(going.first - seconds)
             going.first = None
             self.model.observed(trial, going.type, share, seconds, compare=not unlike)
+            if share == 1 and not unlike:
+                kind = self._signatures.get(trial, ""), going.type
+                self._alone.setdefault(kind, {}).setdefault(trial, []).append(seconds)
         going.alike = True
 
     def done(self, trial: int, share: float, clock: float) -> float:

@@ -14,10 +14,11 @@ from penstock.bundle import Measured, Parted, StateSaved, TrialFailed, TrialFini
 from penstock.engine.clocking import Pace
 from penstock.engine.collecting import Collecting
 from penstock.engine.decisions import Decider, told
+from penstock.engine.following import Following
 from penstock.engine.limits import Deadline, Limit, Target, soonest
 from penstock.engine.placing import Placing
 from penstock.errors import PenstockError, StudyError, TaskError, trace
-from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
+from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent, NodeAdded, NodeLost
 from penstock.log import events
 from penstock.log.events import Event
 from penstock.log.history import History, TrialRecord
@@ -71,6 +72,7 @@ class Engine:
         watch: Callable[[History], None] | None = None,
         devices: Collection[str] | None = None,
         packing: Packing | None = None,
+        following: Following | None = None,
     ) -> None:
         self.study = log.dir.name
         self.log, self.history, self.decider = log, history, decider
@@ -92,6 +94,7 @@ class Engine:
             study=self.study,
             own=devices,
             packing=packing,
+            following=following,
         )
         self._threads: Measured | None = None  # as the dry batch showed
         self.used = history.clock  # seconds, by earlier drivers
@@ -137,6 +140,8 @@ class Engine:
         self._log(opened)
         if self._threads is not None and self.history.threads is None:  # else the study keeps what it began with
             self._log(replace(self._threads, clock=self.used))
+        if self.placing.following is not None:
+            self.placing.following.begin()
         self.placing.pace.open(self.used)
         self.placing.look()
         self.collecting.find()
@@ -164,6 +169,8 @@ class Engine:
             self.history.clock = self.clock()
             self.watch(self.history)
         limit, look = soonest(self.limits, self.clock()) if self.limits else None, self.log.look()
+        if self.placing.following is not None and (within := self.placing.following.within) is not None:
+            limit = within if limit is None else min(limit, within)
         if self.executor.virtual:  # by the machine's clock, no step of a virtual one is too long to wait
             return Wanted(limit)
         reasons_to_look = (limit, self.log.tick(), look, None if self.watch is None else WATCH, LONGEST)
@@ -188,6 +195,8 @@ class Engine:
     def _reason(self) -> str | None:
         if self.interrupted:
             return "interrupted"
+        if self.placing.following is not None and self.placing.following.stopped:
+            return Deadline.reason
         if not self.limits:
             return None
         clock = self.clock()
@@ -200,6 +209,8 @@ class Engine:
         match event:
             case DeviceAdded(device) | DeviceLost(device):
                 return self.placing.owns(device.name)
+            case NodeAdded() | NodeLost():
+                return True
             case Measured():
                 return self.placing.owns(event.device)
             case _:
@@ -209,7 +220,7 @@ class Engine:
         if isinstance(event, DeviceLost):
             self.placing.lose(event.device.name)
             return
-        if isinstance(event, DeviceAdded):
+        if isinstance(event, DeviceAdded | NodeAdded | NodeLost):
             self.placing.look()
             return
         if isinstance(event, Measured):
@@ -232,6 +243,8 @@ class Engine:
                 self.placing.acquit(event.trial)
             unlike = place.mode in ("processes", "packed")
             self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=unlike)
+            if self.placing.following is not None:
+                self.placing.following.reported(event.trial)
             self._report(record, event)
         elif isinstance(event, StateSaved):
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))

@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from typing import Protocol
 
-from penstock.bundle import Bundle, BundleMode, Measured, Placement
+from penstock.bundle import Bundle, BundleMode, Measured, Node, Placement
 from penstock.engine.bundling import Bundling, Place
 from penstock.engine.clocking import Pace
 from penstock.engine.descriptions import Descriptions
 from penstock.engine.elastic import Elastic
+from penstock.engine.following import Following
 from penstock.engine.holdings import Holdings
 from penstock.engine.origins import Origin, origin
 from penstock.engine.packing import Packs
@@ -76,10 +77,14 @@ class Placing:
         study: str = "",
         own: Collection[str] | None = None,
         packing: Packing | None = None,
+        following: Following | None = None,
     ) -> None:
         self.executor, self.history, self.schedule = executor, history, schedule
         self.log, self.clock, self.keeper = log, clock, keeper
-        self.pace, self.goal = pace or Pace(), goal
+        self.pace, self.goal, self.study = pace or Pace(), goal, study
+        self.following = following  # the plan that decides which nodes there are, and which trials have them
+        if following is not None:
+            following.join(self)
         self._own = own  # the devices that are this study's, where the executor serves others too
         self.suspects = Suspects()
         self.descriptions = Descriptions(
@@ -93,6 +98,7 @@ class Placing:
         self.bundling = Bundling(self._declare, clock, self.pace, study)
         self.running = self.bundling.running  # the bundle of each trial that runs
         self.elastic = Elastic(self, growing or Growing(), spreads=spreads)
+        self.nodes: tuple[Node, ...] = ()  # that are paid for
         self.changed = True
         self._alone: set[str] = set()  # signatures whose trials were said to train solo
         self._cut_off: dict[int, Turn] = {}  # trials that ran when the last driver ended, until they are placed
@@ -121,12 +127,16 @@ class Placing:
         return self.bundling.left(trial)
 
     def look(self) -> None:
-        """See which devices there are, and log them where they have changed."""
+        """See which devices and nodes there are, and log them where they have changed."""
         devices = {device.name: device for device in self.executor.devices() if self.owns(device.name)}
-        if devices == self.bundling.devices:
+        nodes = tuple(self.executor.nodes()) if self._own is None else ()
+        if devices == self.bundling.devices and nodes == self.nodes:
             return
         self.pace.look(devices)
-        self.log(events.Devices(tuple(asdict(device) for device in devices.values()), self.clock()))
+        self.nodes = nodes
+        used = self.clock() - self.executor.now() if nodes else 0.0  # the seconds that earlier drivers used
+        paid = tuple({**vars(node), "since": used + node.since} for node in nodes)
+        self.log(events.Devices(tuple(asdict(device) for device in devices.values()), self.clock(), paid))
         self.bundling.look(devices)
         self.changed = True
 
@@ -195,6 +205,8 @@ class Placing:
 
     def place(self) -> None:
         """Carry out the scheduler's assignments; without devices, every trial waits until a device comes."""
+        if self.following is not None:
+            self.following.look()
         changed = self.changed
         if self.bundling.devices:
             if self._cut_off:
@@ -204,7 +216,9 @@ class Placing:
                 self._decide()
                 if self.running:
                     break  # otherwise every trial that was to begin has failed, and others may have come
-        if changed and self.executor.flexible and self._own is None:
+        if self.following is not None:
+            self.following.request(changed=changed)
+        elif changed and self.executor.flexible and self._own is None:
             self.elastic.request()
 
     def _form_again(self) -> None:
@@ -256,6 +270,8 @@ class Placing:
         self.tell_solo()
         if bundling.room or (self.waiting and self.packs.any):
             self._assign()
+        if self.following is not None:
+            return  # the plan's nodes may be yet to come, and it leaves no device to deal
         if self.waiting:
             self.elastic.give_back()
         elif not bundling.moving:
@@ -271,7 +287,8 @@ class Placing:
         bundling, demands = self.bundling, self.queue.described(but=self.elastic.destined)
         view, speed = self.view(), self.pace.speed()
         made = self.schedule(view, demands, speed) if bundling.room else []
-        made = together(by_position(made, demands), bundling.assigned, bundling.devices)
+        if self.following is None:  # the plan's nodes are not exchanged among trials
+            made = together(by_position(made, demands), bundling.assigned, bundling.devices)
         made = self.packs.join(view, made, demands, speed)
         moved = [self.running[one.trial] for one in made if one.trial in self.running and bundling.move(one.trial)]
         begun = self._start([one for one in made if one.trial in self.queue.waiting])
@@ -365,6 +382,8 @@ class Placing:
             one.trial, attempt, record.config, record.granted, state, inherited, one.share, record.variant, legs, since
         )
         self.bundling.enter(place, demand, placement, one, part)
+        if self.following is not None:
+            self.following.entered(one.trial)
         if one.measure:
             self.pace.unlike(one.trial)
         return True

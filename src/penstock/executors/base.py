@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from penstock.bundle import Bundle, BundleMode, Description, Device, Job, Request, WorkerEvent
+from penstock.bundle import Bundle, BundleMode, Description, Device, Job, Node, Request, WorkerEvent
 from penstock.errors import StudyError
 from penstock.trial import Config
 
@@ -25,7 +25,21 @@ class DeviceLost:
     device: Device
 
 
-ExecutorEvent = WorkerEvent | DeviceAdded | DeviceLost
+@dataclass(frozen=True)
+class NodeAdded:
+    """A node is paid for from now on; its devices follow."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """A node is paid for no longer; its devices have gone."""
+
+    node: Node
+
+
+ExecutorEvent = WorkerEvent | DeviceAdded | DeviceLost | NodeAdded | NodeLost
 
 
 class Executor(ABC):
@@ -73,6 +87,14 @@ class Executor(ABC):
     def devices(self) -> Sequence[Device]:
         """The devices there are now, for all studies together."""
 
+    def nodes(self) -> Sequence[Node]:
+        """The nodes that are paid for now; none where devices cost nothing, or where their nodes are not known."""
+        return ()
+
+    def instances(self) -> Collection[str]:
+        """The instances that a request can name."""
+        return ()
+
     @abstractmethod
     def place(self, bundle: Bundle) -> None:
         """Declare what a bundle should hold."""
@@ -99,12 +121,13 @@ class Executor(ABC):
         """
 
     def request(self, wanted: Sequence[Request]) -> None:  # noqa: B027 (most executors cannot change)
-        """Say which devices could be used from now on: so many of each type and market, in place of the last requests.
+        """Say which devices could be used from now on: so many of each kind, in place of the last requests.
 
         An executor that can grows or shrinks to that number, and tells by events which devices come and go. A request
-        that names a type or a market is met by such devices alone; a request that names neither, by any device that is
-        left. Devices beyond all requests may go; no requests at all mean that no device is of use. No trial is stopped
-        for this: to free devices that train, move their trials first. On other executors nothing happens.
+        that names a type, a market or an instance is met by such devices alone; one that names none, by any device that
+        is left. Devices of an instance come and go by whole nodes. Devices beyond all requests may go once their node
+        is idle; no requests at all mean that no device is of use. No trial is stopped for this: to free devices that
+        train, move their trials first. On other executors nothing happens.
         """
 
     @abstractmethod

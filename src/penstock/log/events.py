@@ -13,15 +13,16 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 from zlib import crc32
 
 from penstock.errors import LogError
 from penstock.log import fields
 from penstock.log.states import NAME
+from penstock.numeric import finite
 from penstock.trial import Mode, StateRef, Usage, plain
 
-VERSION = 3
+VERSION = 4
 SUMMED = 3  # the first version whose lines have sums
 
 
@@ -105,10 +106,32 @@ class Placed:
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices that exist from now on, each with the known fields of ``bundle.Device``."""
+    """The devices that exist from now on, each with the known fields of ``bundle.Device``.
+
+    ``nodes`` are the nodes that are paid for from now on, each with the fields of ``bundle.Node``; ``since`` is by the
+    study's clock here.
+    """
 
     devices: tuple[dict[str, Any], ...]
     clock: float
+    nodes: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan that the study follows from now on, as ``planning.plan`` writes it, and why it is followed.
+
+    ``prices`` has the price of a node for an hour by its instance and market, as in "p3.8xlarge spot", and that of the
+    "head" node. "data" is what the data of a new node costs, and "minimum" the least seconds that a node is paid for.
+    With "function", devices are paid for while they train. ``given`` says that the user gave the plan; otherwise the
+    study made it of the one before.
+    """
+
+    plan: dict[str, Any]
+    prices: dict[str, float]
+    reason: str
+    clock: float
+    given: bool = False
 
 
 Kind = Literal["sharing", "scaling", "trying", "refusing", "packing", "threads"]
@@ -204,11 +227,22 @@ class Ended:
     clock: float
 
 
-Event = Opened | Asked | Wrote | Placed | Devices | Measured | Reported | Saved | Failed | Stopped | Dropped | Ended
-_KINDS: dict[str, type] = {
-    kind.__name__.lower(): kind
-    for kind in (Opened, Asked, Wrote, Placed, Devices, Measured, Reported, Saved, Failed, Stopped, Dropped, Ended)
-}
+Event = (
+    Opened
+    | Asked
+    | Wrote
+    | Placed
+    | Devices
+    | Planned
+    | Measured
+    | Reported
+    | Saved
+    | Failed
+    | Stopped
+    | Dropped
+    | Ended
+)
+_KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Event)}
 
 
 def encode(event: Event, number: int) -> str:
@@ -373,6 +407,9 @@ class LogReader:
             for device in event.devices:
                 if not isinstance(device.get("name"), str) or not isinstance(device.get("type"), str):
                     raise ValueError("a device has no name or no type")
+            for node in event.nodes:
+                if not isinstance(node.get("name"), str) or finite(node.get("since")) is None:
+                    raise ValueError("a node has no name, or no time from which on it is paid")
 
 
 def _torn(tail: bytes, number: int) -> bool:

@@ -52,7 +52,7 @@ def _reader(hint: Any) -> Read:
         return lambda value: None if value is None else some(value)
     if origin is Literal:
         return _only(lambda value: isinstance(value, str) and value in of, f"one of {', '.join(of)}")
-    if origin is dict:
+    if origin in (dict, Mapping):
         # Numbers by name are metrics, and a trial that diverged reports NaN or infinity.
         key, item = (int if of[0] is int else str), (_metric if of == (str, float) else _reader(of[1]))
         return lambda value: {key(k): item(v) for k, v in _object(value).items()}

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.log.cost import Bill
 from penstock.log.events import (
     SOLO,
     Asked,
@@ -18,6 +19,7 @@ from penstock.log.events import (
     Measured,
     Opened,
     Placed,
+    Planned,
     Reported,
     Saved,
 )
@@ -122,6 +124,9 @@ class History:
         self.threads: int | None = None  # how many threads a worker on a CPU computes with, where that was chosen
         self.donors: Counter[str] = Counter()  # by state file: how many trials still wait to begin from it
         self.turns = Turns(self.trials)  # the order in which trials wait and run
+        self.bill = Bill()
+        self.planned: Planned | None = None  # the plan that is followed
+        self.given: Planned | None = None  # the plan that the user gave, of which that one was made
         self.released: set[str] = set()  # state files that a trial no longer waits for, so they may be deleted
 
     @classmethod
@@ -147,6 +152,19 @@ class History:
         return "" if said is None else said.reason
 
     @property
+    def cost(self) -> float | None:
+        """The cost so far, over all drivers; None where the log tells none."""
+        return self.bill.total(self.clock) if self.bill.priced else None
+
+    @property
+    def costs(self) -> dict[str, Any]:
+        """The cost so far, and that which the plan expects in all; empty where neither is known."""
+        if self.cost is None and self.planned is None:
+            return {}
+        plan = {} if self.planned is None else self.planned.plan
+        return {"so_far": self.cost, "expected": plan.get("cost"), "currency": plan.get("currency", "")}
+
+    @property
     def best(self) -> TrialRecord | None:
         """The best trial by the one rule of ``ranking``."""
         return self._ranking.best
@@ -165,6 +183,7 @@ class History:
         """Take one event. Events of a trial's older attempts are never logged."""
         self.clock = max(self.clock, getattr(event, "clock", 0.0))
         self.turns.apply(event)
+        self.bill.apply(event)
         if isinstance(event, Opened):
             self._opened(event.settings)
             for record in self.trials:
@@ -187,6 +206,8 @@ class History:
         elif isinstance(event, Devices):
             self.devices = len(event.devices)
             self.types.update({device["name"]: device["type"] for device in event.devices})
+        elif isinstance(event, Planned):
+            self.planned, self.given = event, event if event.given else self.given
         elif isinstance(event, Reported):
             self._reported(event)
         elif isinstance(event, Saved):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from penstock.log.events import Devices, Ended, Event, Failed, Measured, Opened, Placed, Stopped
+from penstock.log.events import Devices, Ended, Event, Failed, Measured, Opened, Placed, Planned, Stopped
 from penstock.log.history import History
 
 LOGGER = logging.getLogger("penstock")
@@ -47,6 +47,8 @@ def say(study: str, event: Event, history: History) -> None:
             LOGGER.debug("%s: trial %d, attempt %d on %s, %s", study, trial, attempt, ", ".join(devices), mode)
         case Stopped(trial):
             LOGGER.debug("%s: trial %d leaves its devices after %d units", study, trial, history.trials[trial].reported)
+        case Planned(plan, _, reason):
+            LOGGER.info("%s: plan of %.2f %s: %s", study, plan.get("cost", 0.0), plan.get("currency", ""), reason)
         case Measured():
             LOGGER.debug("%s: measured on %s, at most %d: %s", study, event.device, event.size, event.reason)
         case Devices(devices):

@@ -54,6 +54,19 @@ def size(bytes: int) -> str:
     return f"{amount:.3g} {units[0]}"
 
 
+def spent(cost: Mapping[str, Any]) -> str:
+    """The cost of a study so far, and the cost that its plan expects in all.
+
+    >>> spent({"so_far": 1.5, "expected": 4.25, "currency": "USD"}), spent({"so_far": 1.5})
+    ('1.50 of about 4.25 USD', '1.50')
+    """
+    so_far, expected = cost.get("so_far"), cost.get("expected")
+    parts = ["unknown" if so_far is None else f"{so_far:.2f}"]
+    if expected is not None:
+        parts.append(f"of about {expected:.2f} {cost.get('currency', '')}".strip())
+    return " ".join(parts)
+
+
 def visible(text: str) -> str:
     """A text without the characters that a terminal obeys: names, configs and errors are of other people's making.
 

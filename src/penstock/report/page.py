@@ -9,7 +9,7 @@ from typing import Any
 from penstock.log.events import Event
 from penstock.log.history import History
 from penstock.log.timeline import available, timeline
-from penstock.report.format import value, visible
+from penstock.report.format import spent, value, visible
 from penstock.report.timeline import draw, end, figures
 
 STYLE = """
@@ -31,12 +31,22 @@ def study_page(name: str, events: Sequence[Event], best: Sequence[Mapping[str, A
     """The page of a study from its log; ``best`` are rows of its best trials."""
     rows, devices = timeline(events), available(events)
     until = end(events)
-    simulated = {"devices and time": "simulated"} if History.of(events).simulated else {}
-    return page(name, {**figures(rows, devices, until), **simulated}, draw(rows, devices=devices, until=until), best)
+    history = History.of(events)
+    simulated = {"devices and time": "simulated"} if history.simulated else {}
+    cost = {"cost": spent(history.costs)} if history.costs else {}
+    return page(
+        name, {**figures(rows, devices, until), **cost, **simulated}, draw(rows, devices=devices, until=until), best
+    )
 
 
-def page(name: str, facts: Mapping[str, str], svg: str, best: Sequence[Mapping[str, Any]] = ()) -> str:
-    """One self-contained page: a heading, the facts, a picture, and a table with a column for each key of ``best``.
+def page(
+    name: str,
+    facts: Mapping[str, str],
+    svg: str,
+    best: Sequence[Mapping[str, Any]] = (),
+    more: Sequence[str] = (),
+) -> str:
+    """One self-contained page: a heading, the facts, a picture, a table with a column for each key of ``best``.
 
     >>> "<h1>digits</h1>" in page("digits", {"trials": "4"}, "<svg></svg>")
     True
@@ -50,14 +60,15 @@ def page(name: str, facts: Mapping[str, str], svg: str, best: Sequence[Mapping[s
         f"<h1>{escape(name)}</h1>",
         f"<dl>{shown}</dl>" if shown else "",
         svg,
-        _table(best) if best else "",
+        table(best, "Best trials") if best else "",
+        *more,
         "</body></html>\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The best trials as a table; a name without a value in any row is no column."""
+def table(rows: Sequence[Mapping[str, Any]], heading: str) -> str:
+    """Rows as a table; a name without a value in any row is no column."""
     names = dict.fromkeys(name for row in rows for name, one in row.items() if one is not None)
     number = {name: all(isinstance(row.get(name), int | float | None) for row in rows) for name in names}
     side = {name: ' class="number"' if number[name] else "" for name in names}
@@ -65,7 +76,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     body = "\n".join(
         f"<tr>{''.join(f'<td{side[name]}>{_cell(row.get(name))}</td>' for name in names)}</tr>" for row in rows
     )
-    return f'<h2>Best trials</h2>\n<div class="wide"><table><tr>{head}</tr>\n{body}\n</table></div>'
+    return f'<h2>{escape(heading)}</h2>\n<div class="wide"><table><tr>{head}</tr>\n{body}\n</table></div>'
 
 
 def _heading(name: str, names: Container[str]) -> str:

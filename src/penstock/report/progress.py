@@ -23,7 +23,7 @@ from penstock.log.history import History, TrialRecord
 from penstock.log.messages import said_mode
 from penstock.report.console import Careful
 from penstock.report.forecast import Pace, time_left, units_left
-from penstock.report.format import clock, short, value
+from penstock.report.format import clock, short, spent, value
 from penstock.report.notebook import Cell, in_notebook
 from penstock.report.summary import begun
 from penstock.saying import seen
@@ -69,8 +69,9 @@ class Shown(NamedTuple):
 
     @property
     def time(self) -> str:
-        """The time that was used, and the time that is left."""
-        return f"{clock(self.history.clock)} used" + (f", about {clock(self.left)} left" if self.left else "")
+        """The time that was used, the time that is left, and the cost where it is known."""
+        used = f"{clock(self.history.clock)} used" + (f", about {clock(self.left)} left" if self.left else "")
+        return f"{used}, cost {spent(costs)}" if (costs := self.history.costs) else used
 
     @property
     def line(self) -> str:

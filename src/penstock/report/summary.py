@@ -96,6 +96,8 @@ def study_facts(study: Path, history: History) -> dict[str, Any]:
         "seconds": history.clock,
         "deadline": settings.get("deadline"),
         "target": settings.get("target"),
+        "cost": history.costs or None,
+        "planned": None if history.planned is None else history.planned.reason,
         "max_failures": settings.get("max_failures"),
         "simulated": history.simulated,
         "device_seconds": sum(trial.device_seconds for trial in history.trials),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from penstock.log.history import History, TrialRecord
 from penstock.log.messages import said_mode
 from penstock.log.ranking import no_best
 from penstock.report.console import Careful
-from penstock.report.format import clock, short, size, value
+from penstock.report.format import clock, short, size, spent, value
 from penstock.report.progress import STATES
 from penstock.report.summary import ending
 from penstock.trial import Config
@@ -93,6 +93,8 @@ def study_summary(facts: dict[str, Any]) -> RenderableType:
     rows.add_row("best", _best(facts))
     used = ("simulated: " if facts["simulated"] else "") + clock(facts["seconds"])
     rows.add_row("time", used + _if(" of {}", facts["deadline"] and clock(facts["deadline"])))
+    if facts["cost"]:
+        rows.add_row("cost", spent(facts["cost"]))
     rows.add_row("trained", f"{facts['units']:,} units in {clock(facts['device_seconds'])} on devices")
     if "devices" in facts:
         rows.add_row("devices", f"{facts['devices']}, busy {facts['utilisation']:.0%} of the time")
@@ -147,6 +149,17 @@ def _at_most(size: int, kind: Kind) -> str:
     """
     noun = {"scaling": "device", "packing": "bundle", "threads": "thread"}.get(kind, "trial")
     return f"{size} {noun}" if size == 1 else f"{size} {noun}s"
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Rows as they are, with a column for each key of the first."""
+    table = _table()
+    for name, one in rows[0].items():
+        number = isinstance(one, int | float) or str(one)[:1].isdecimal()
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(str(one) for one in row.values()))
+    return table
 
 
 def study_list(studies: Sequence[dict[str, Any]]) -> RenderableType:
@@ -226,7 +239,9 @@ def how_to_go_on(facts: dict[str, Any], config: Config) -> Text:
         f"penstock report {name}{where}": "which trial had which device when, as a page",
         f"penstock export {name}{where} --to csv": "all trials and curves; or --to tensorboard",
     }
-    if facts["ended"] == "deadline":
+    if facts["ended"] == "deadline" and facts["deadline"] is None:  # it is the plan's
+        ways[f"penstock resume {name}{where} --late finish"] = "go on past the plan's deadline"
+    elif facts["ended"] == "deadline":
         ways[f"penstock resume {name}{where} --deadline {2 * facts['deadline']:g}s"] = "go on, with more time"
     elif facts["ended"] == "target":
         ways[f"penstock resume {name}{where} --target VALUE"] = "go on, to a better value"

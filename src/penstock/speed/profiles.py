@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 LINES = 1000  # a longer file is rewritten when it is opened: the newest 500 profiles stay
 
-Kind = Literal["sharing", "scaling", "trying", "refusing", "packing", "unit", "moving", "opening"]
+Kind = Literal["sharing", "scaling", "trying", "refusing", "packing", "unit", "spread", "moving", "opening"]
 """The kind of a measurement, which says what its table holds.
 
 - "sharing": seconds of one step of a whole bundle, by the number of its trials; 1 is a trial that runs solo.
@@ -27,6 +27,8 @@ Kind = Literal["sharing", "scaling", "trying", "refusing", "packing", "unit", "m
 - "refusing": nothing, as trials of the signature cannot be fused: ``reason`` says why.
 - "packing": how many times as fast a pack trains as its bundles in turn, by the number of its bundles.
 - "unit": seconds of a unit of a trial alone on a device, by the count 1.
+- "spread": how units vary: the deviation of a trial's units in seconds, at 0, that of the trials' means, at 1, and the
+  number of trials that were seen, at 2.
 - "moving": seconds that a trial takes to start, at 0, and to stop, at 1.
 - "opening": seconds from a study's start to its first placement, by the count 0.
 """
@@ -98,6 +100,14 @@ class Profiles:
             and one.signature != signature and batch_size(one.signature)
         ]  # fmt: skip
         return alike[-1] if alike else None
+
+    def kinds(self, task: str) -> dict[str, list[Profile]]:
+        """The last profiles of a task by the kind of device, the kind that was measured last at the end."""
+        found: dict[str, list[Profile]] = {}
+        for one in self._known.values():
+            if one.task == task:
+                found.setdefault(one.device, []).append(one)
+        return found
 
     def put(self, profile: Profile) -> None:
         """Keep a profile: for this study in any case, and for the next where the file can be written."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -15,20 +16,28 @@ from penstock.executors.local import LocalExecutor
 from penstock.executors.ray import autoscaler, requesting
 from penstock.executors.ray import executor as rays
 from penstock.executors.ray.autoscaler import Growth, NodeType
-from penstock.executors.ray.cluster import ACCELERATOR, MARKET, NAMESPACE, PRICE, NodeFacts, Offer
+from penstock.executors.ray.cluster import ACCELERATOR, INSTANCE, MARKET, NAMESPACE, PRICE, NodeFacts, Offer
 from penstock.executors.ray.executor import RayExecutor
 from penstock.executors.ray.requesting import Requesting, order
 from penstock.executors.ray.slot import Slot
 from penstock.executors.ray.studies import NAME, Studies
+from penstock.log.events import Devices, Placed, read
+from penstock.planning import spec as planning
+from penstock.planning.cloud import Cloud, Instance
+from penstock.planning.cloud import Offer as Offer_
+from penstock.planning.draws import Draws
+from penstock.planning.planner import plan
+from penstock.planning.spec import Times, works
+from penstock.plans import purpose
 from penstock.task import as_task
 from penstock.trial import Report
 from tests import autoscaling  # before ray
 from tests.clusters import until
-from tests.functions import LONG, held, pulse
+from tests.functions import HALVING, LONG, descend, held, pulse, usual
 
 SPOT = {MARKET: "spot"}
 TYPES = {
-    "small": autoscaling.NodeType(most=2),
+    "small": autoscaling.NodeType(most=2, labels={INSTANCE: "small"}),
     "spot": autoscaling.NodeType(most=1, labels={**SPOT, ACCELERATOR: "L4", PRICE: "0.5"}),
 }
 
@@ -91,6 +100,36 @@ def test_a_cluster_that_has_no_nodes_yet_follows_a_study(empty, tmp_path):
         *losses, last = (point["loss"] for point in trial.curve)  # the last one stands for its budget
         assert losses == [(1 + number) / step for step in range(1, len(losses) + 1)]
         assert last == losses[-1]
+
+
+@pytest.mark.parametrize("cluster", ["v2"], indirect=True)  # the first version heeds no labels
+def test_a_study_follows_a_plan_over_two_types_of_nodes(empty, tmp_path):
+    study = usual(descend, {"lr": ps.grid([0.1, 0.2, 0.3])}, trials=3, algorithm=HALVING, dir=tmp_path, name="planned")
+    kinds = [
+        Offer_(Instance("small", "gpu", 1, 2**30, {"on-demand": 36.0}), "on-demand"),
+        Offer_(Instance("spot", "gpu", 1, 2**30, {"spot": 18.0}), "spot"),
+    ]
+    # Nothing here leaves such a plan, whatever this machine takes.
+    times = {one.instance.name: (Times(Draws(0.5, 9.0)),) for one in kinds}
+    job = planning.Job(works(HALVING.stages(3)), times, purpose=purpose(study))
+    made = plan(job, Cloud(tuple(kinds), arrival=Draws(60.0), minimum=0.0, most=2))
+    stages = [
+        replace(stage, instance=one.instance.name, market=one.market, nodes=1, used=1, devices=1, lead=0.0)
+        for stage, one in zip(made.stages, kinds, strict=True)
+    ]
+    given = replace(made, stages=tuple(stages))
+    result = study.run(on=f"ray://{empty.address}?idle=0", plan=given, progress=False)
+    events = list(read(result.dir / "log.jsonl"))
+    there, placed = {}, []
+    for event in events:
+        if isinstance(event, Devices):
+            there = {device["name"]: device["instance"] for device in event.devices}
+        elif isinstance(event, Placed):
+            placed.append(there[event.devices[0]])
+    assert placed == ["small"] * 3 + ["spot"]
+    assert result.best.curve[-1]["budget"] == 27
+    assert result.cost is not None
+    assert 0 < result.cost < 36.0 * result.seconds / 3600 * 2
 
 
 def test_nodes_come_for_a_request_and_go_with_it_but_not_under_a_trial(empty, make, monkeypatch):

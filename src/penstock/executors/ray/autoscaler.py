@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.executors.ray.cluster import NodeFacts, has, on_head, require
+from penstock.executors.ray.cluster import INSTANCE, MARKET, NodeFacts, has, on_head, require
 
 GROUP = "ray.io/node-group"  # the label with a node's type, which version 2 of the autoscaler sets
 MONITORS = ("autoscaler/_private/monitor.py", "autoscaler/v2/monitor.py")
@@ -27,6 +27,11 @@ class NodeType:
     most: int
     resources: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def instance(self) -> str:
+        """Its name in the catalogue: the type's own name, unless a label gives another."""
+        return self.labels.get(INSTANCE, self.name)
 
     def devices(self, resource: str) -> int:
         """How many devices a node of this type has; cores beside accelerators are not for workers."""
@@ -47,6 +52,24 @@ class Growth:
         """The part whose nodes can be asked for by these labels."""
         types = tuple(one for one in self.types if has(one.labels, where))
         return Growth(types if self.labelled or len(types) == len(self.types) else (), self.most, self.labelled)
+
+    def labels(self, instance: str, market: str | None) -> Mapping[str, str]:
+        """The labels by which nodes of an instance are asked for: those of its type, if they are no other type's.
+
+        >>> spot = NodeType("g5", 2, {"GPU": 1}, {"ray.io/market-type": "spot"})
+        >>> Growth((spot, NodeType("p3", 2, {"GPU": 4})), 4, True).labels("g5", "spot")
+        {'ray.io/market-type': 'spot'}
+        """
+        own = {INSTANCE: instance}
+        for one in self.types:
+            if one.instance == instance and one.labels.get(MARKET) in (None, market):
+                return dict(one.labels) if self.of(one.labels).types == (one,) else own
+        return own
+
+    def instance(self, labels: Mapping[str, str]) -> str | None:
+        """The instance of a node with these labels: that of the type that has most of them."""
+        alike = [one for one in self.types if one.labels and has(labels, one.labels)]
+        return max(alike, key=lambda one: len(one.labels)).instance if alike else None
 
     def made(self, node: NodeFacts) -> str | None:
         """The type of a present node: the one its label names, or else the matching type with the most labels."""

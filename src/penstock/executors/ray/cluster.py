@@ -25,6 +25,7 @@ LOOPBACK = "127.0.0.1"  # the address of a cluster that Penstock starts
 MARKET = "ray.io/market-type"  # the label that says whether a node is "spot" or "on-demand"
 ACCELERATOR = "ray.io/accelerator-type"  # the label that names a node's accelerators, such as "H200"
 PRICE = "penstock.io/price"  # the label by which a node's owner gives the price of a device an hour
+INSTANCE = "penstock.io/instance"  # the label by which a node's owner gives its instance, as the catalogue names it
 QUIET = {"logging_level": "ERROR", "namespace": NAMESPACE}
 # Files and folders that are large and never code: they are not sent to nodes.
 TOO_LARGE = (".git", ".venv", "venv", ".penstock", "__pycache__", "node_modules", "*.pt", "*.ckpt")

@@ -15,14 +15,14 @@ import time
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Measured, Request, TrialFailed
+from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Measured, Node, Request, TrialFailed
 from penstock.errors import StateError, StudyError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.executors.processes.executor import pickled
@@ -51,6 +51,7 @@ class RayExecutor(Executor):
     ``weight`` is the study's part of the cluster beside other studies. ``folder`` is the code that nodes need. After a
     ``request``, idle workers beyond it are kept for ``idle`` seconds; where the cluster has an autoscaler, their nodes
     go with them. ``market`` limits the study to nodes that are labelled "spot" or "on-demand".
+    ``first`` is the request that the study begins with.
     """
 
     flexible = True
@@ -66,14 +67,18 @@ class RayExecutor(Executor):
         folder: Path | None = None,
         idle: float = 60.0,
         market: str | None = None,
+        first: Sequence[Request] = (),
     ) -> None:
         self._ray = require()
         self._requesting, self._doubts = Requesting(workers, market, idle, least), Doubts()
+        if first:
+            self._requesting.request(first)
         data = pickled(job, "workers on other machines")
         self._connection: Connection = connect(on, folder)
         self._began = time.monotonic()
         self._events: deque[ExecutorEvent] = deque()
         self._slots: list[Slot] = []
+        self._paid: dict[str, float] = {}  # the clock from which on each node is paid for
         self._begun = self._closed = self._woken = False
         self._looked, self._stillborn = -inf, 0
         self._studies = Company(uuid.uuid4().hex, weight)
@@ -174,6 +179,19 @@ class RayExecutor(Executor):
                 raise answer
             return list(answer)
 
+    def nodes(self) -> Sequence[Node]:
+        there = {slot.node: slot for slot in self._slots if slot.device is not None}
+        self._paid = {node: since for node, since in self._paid.items() if node in there}
+        return [self._node(slot.device, node) for node, slot in there.items() if slot.device is not None]
+
+    def _node(self, device: Device, node: str) -> Node:
+        """A node, from one of its devices. Its devices' price is the node's, as far as the label gives one."""
+        price = None if device.price is None else device.price * self._found.nodes.get(node, 1)
+        return Node(device.node, device.instance, device.market, price, self._paid.get(node, 0.0))
+
+    def instances(self) -> Collection[str]:
+        return self._requesting.instances()
+
     def request(self, wanted: Sequence[Request]) -> None:
         self._requesting.request(wanted)
         self._looked = -inf  # the next wait looks at once, and acts on the request
@@ -273,10 +291,13 @@ class RayExecutor(Executor):
         if (why := fault(hello)) is not None:
             self._refuse(slot, hello.node, why)
             return
-        device = slot.greet(hello, {s.device.name for s in self._slots if s.device is not None})
+        slot.greet(hello, {s.device.name for s in self._slots if s.device is not None})
         self._stillborn = 0
         self._requesting.greeted(slot)
-        self._events.append(DeviceAdded(device))
+        assert slot.device is not None
+        came = slot.began if slot.without is not None and slot.node not in slot.without else slot.came
+        self._paid.setdefault(slot.node, came - self._began)
+        self._events.append(DeviceAdded(slot.device))
 
     def _hear(self, slot: Slot, said: list[Any]) -> None:
         slot.asked = None

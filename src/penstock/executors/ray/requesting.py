@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.bundle import Request
 from penstock.errors import StudyError
 from penstock.executors.ray.autoscaler import Growth, question, read, reported
-from penstock.executors.ray.cluster import ACCELERATOR, MARKET, NodeFacts, Offer, nodes_now, offer, require
+from penstock.executors.ray.cluster import ACCELERATOR, INSTANCE, MARKET, NodeFacts, Offer, nodes_now, offer, require
 
 if TYPE_CHECKING:
     from penstock.executors.ray.slot import Slot
@@ -115,8 +115,27 @@ class Requesting:
             type = None if cores or one.type is None else self._accelerators.get(one.type, one.type)
             count = int(min(one.count, left))
             left -= count
-            wanted.append(Request(count, type, one.market))
+            wanted.append(Request(count, type, one.market, one.instance))
         return wanted
+
+    def instances(self) -> set[str]:
+        """The instances that the autoscaler can make, or that present nodes have by a label."""
+        made = () if self._ask(ANSWER) is None or self._growth is None else self._growth.types
+        return {one.instance for one in made} | {one.labels[INSTANCE] for one in nodes_now() if INSTANCE in one.labels}
+
+    def instance(self, labels: Labels) -> str | None:
+        """The instance of a node with these labels, if that is known."""
+        return labels.get(INSTANCE) or (None if self._growth is None else self._growth.instance(labels))
+
+    def _where(self, one: Request) -> Labels:
+        """The labels of the nodes that a request is for."""
+        named = {MARKET: one.market, ACCELERATOR: one.type}
+        where = {label: value for label, value in named.items() if value is not None}
+        if one.instance is None:
+            return where
+        if self._growth is None:
+            return {**where, INSTANCE: one.instance}
+        return self._growth.labels(one.instance, one.market)
 
     def at_least_one(self) -> None:
         """Ask for one worker if none is asked for: describing trials needs one."""
@@ -129,10 +148,9 @@ class Requesting:
         A device that this study does not hold may be another study's, but its node is there.
         """
         asks: list[tuple[Labels, bool]] = []
-        had, _ = deal(self._wanted(found), order(slots, found.made))
+        had, _ = deal(self._wanted(found), order(slots, found.made), self.instance)
         for one, count in had:
-            named = {MARKET: one.market, ACCELERATOR: one.type}
-            where = {**self.anywhere, **{label: value for label, value in named.items() if value is not None}}
+            where = {**self.anywhere, **self._where(one)}
             there = found.on(where)
             room = 0 if self._growth is None else self._growth.room(found.resource, self._nodes, where)
             for number in range(count, min(one.count, there + room)):
@@ -145,7 +163,7 @@ class Requesting:
         An idle worker that keeps the study from a worker of another kind goes at once.
         """
         now, missing = time.monotonic(), self.missing(slots, found)
-        _, beyond = deal(self._wanted(found), order(slots, found.made))
+        _, beyond = deal(self._wanted(found), order(slots, found.made), self.instance)
         for slot in slots:
             slot.spare = inf if slot.running or not beyond else min(slot.spare, now)
         return [
@@ -155,7 +173,14 @@ class Requesting:
         ]
 
     def greeted(self, slot: Slot) -> None:
-        """Learn from a worker that is ready: the label of its device's type, and its wait if its node had to come."""
+        """Learn from a worker that is ready: the label of its device's type, and its wait if its node had to come.
+
+        Its device gets to know its node's instance.
+        """
+        if slot.device is not None:
+            instance, market = self.instance(slot.labels), slot.device.market
+            market = MARKETS[1] if instance is not None and market is None else market
+            slot.device = replace(slot.device, instance=instance, market=market)
         if slot.device is not None and ACCELERATOR in slot.labels:
             self._accelerators[slot.device.type] = slot.labels[ACCELERATOR]
         if slot.without is not None and slot.node not in slot.without:
@@ -176,15 +201,22 @@ class Requesting:
         return self._growth
 
 
-def deal(requests: Sequence[Request], slots: Sequence[Slot]) -> tuple[list[tuple[Request, int]], list[Slot]]:
+def no_instance(labels: Labels) -> None:
+    """No node's instance is known."""
+
+
+def deal(
+    requests: Sequence[Request], slots: Sequence[Slot], instance: Callable[[Labels], str | None] = no_instance
+) -> tuple[list[tuple[Request, int]], list[Slot]]:
     """Each request with the number of workers it already has, and the workers that belong to no request.
 
     The workers come in the order in which to give them up, so requests take the last ones first. A request that names a
-    type or a market goes before one that does not.
+    type, a market or an ``instance`` goes before one that does not.
     """
     had, left = list[tuple[Request, int]](), list(slots)
-    for one in sorted(requests, key=lambda one: (one.type is None) + (one.market is None)):
-        taken = [slot for slot in reversed(left) if _fits(slot, one)][: one.count]
+    for one in sorted(requests, key=lambda one: (one.type, one.market, one.instance).count(None)):
+        fits = [slot for slot in reversed(left) if _fits(slot, one)]
+        taken = [slot for slot in fits if one.instance in (None, instance(slot.labels))][: one.count]
         left = [slot for slot in left if slot not in taken]
         had.append((one, len(taken)))
     return had, left
@@ -192,7 +224,8 @@ def deal(requests: Sequence[Request], slots: Sequence[Slot]) -> tuple[list[tuple
 
 def _fits(slot: Slot, one: Request) -> bool:
     types = (None, slot.labels.get(ACCELERATOR), slot.device and slot.device.type)
-    return one.type in types and one.market in (None, slot.labels.get(MARKET))
+    unsaid = None if one.instance is None else MARKETS[1]  # a node of an instance is bought on demand unless it says so
+    return one.type in types and one.market in (None, slot.labels.get(MARKET, unsaid))
 
 
 def order(slots: Sequence[Slot], made: Collection[str]) -> list[Slot]:

@@ -7,7 +7,8 @@ from random import Random
 from typing import Any, Protocol
 
 from penstock.bundle import Device, Request
-from penstock.executors.base import DeviceAdded, DeviceLost
+from penstock.executors.base import DeviceAdded, DeviceLost, NodeAdded, NodeLost
+from penstock.executors.simulated.nodes import Nodes
 from penstock.executors.simulated.settings import Simulated
 from penstock.seeds import key
 
@@ -15,11 +16,14 @@ from penstock.seeds import key
 class Surroundings(Protocol):
     """The methods of the executor that its devices call."""
 
-    def after(self, seconds: float, action: Callable[[Any], None], subject: Any) -> None:
+    def after(self, seconds: float, action: Callable[[Any], object], subject: Any) -> None:
         """Call ``action(subject)`` when ``seconds`` have passed on the clock."""
 
-    def tell(self, event: DeviceAdded | DeviceLost) -> None:
-        """Say that a device has come or gone."""
+    def now(self) -> float:
+        """The clock."""
+
+    def tell(self, event: DeviceAdded | DeviceLost | NodeAdded | NodeLost) -> None:
+        """Say that a device or a node has come or gone."""
 
     def abandon(self, device: str) -> None:
         """Fail the trials on a device that is lost."""
@@ -40,6 +44,8 @@ class Devices:
         self._wanted = 0  # how many devices are of use
         self._coming = 0  # how many requested devices are on their way
         self._requested = 0  # how many devices were requested in all
+        self.after, self.now, self.tell, self.idle = around.after, around.now, around.tell, around.idle
+        self.nodes = Nodes(settings.instances, settings.seed, self)
         for device in self.listed:
             self._await_loss(device)
         for when, name in settings.losses:
@@ -49,6 +55,8 @@ class Devices:
 
     def request(self, wanted: Sequence[Request]) -> None:
         """Devices that are missing come ``provision`` seconds later; idle devices beyond the requests go at once."""
+        if self._settings.instances:
+            self.nodes.request(wanted)
         if self._settings.most is None:
             return
         self._wanted = min(self._settings.most, max(1, sum(one.count for one in wanted)))
@@ -76,12 +84,31 @@ class Devices:
         )
 
     def lose(self, name: str) -> None:
-        """Take a device away; trials on it fail."""
+        """Take a device away, or a node with all of its devices; trials there fail."""
+        if self.nodes.lose(name):
+            return
+        if ours := [device.name for device in self.listed if device.node == name and name not in self.there]:
+            for one in ours:
+                self.lose(one)
+            return
         device = self._remove(name)
         if device is not None:
             self._around.abandon(name)
             if self._settings.returns:
                 self._around.after(self._settings.provision, self._add, device)
+
+    def add(self, devices: Sequence[Device]) -> None:
+        """Add the devices of a node."""
+        for device in devices:
+            self.known.add(device.name)
+            self._add(device)
+
+    def remove(self, devices: Sequence[Device]) -> None:
+        """Take the devices of a node away; trials on them fail."""
+        for device in devices:
+            self._remove(device.name)
+        for device in devices:
+            self._around.abandon(device.name)
 
     def _remove(self, name: str) -> Device | None:
         device = self.there.pop(name, None)

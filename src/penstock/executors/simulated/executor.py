@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from typing import Any
 
-from penstock.bundle import Bundle, BundleMode, Description, Device, Job, Placement, Request, TrialFailed, TrialFinished
+from penstock.bundle import (
+    Bundle,
+    BundleMode,
+    Description,
+    Device,
+    Job,
+    Node,
+    Placement,
+    Request,
+    TrialFailed,
+    TrialFinished,
+)
 from penstock.errors import PenstockError, StudyError
 from penstock.executors.base import Executor, ExecutorEvent, refuse_collision, refuse_twins
 from penstock.executors.simulated.devices import Devices
@@ -49,10 +60,10 @@ class SimulatedExecutor(Executor):
         self.modes: frozenset[BundleMode] = frozenset({"solo", "fused", "packed", "distributed"})
         if settings.processes:
             self.modes |= {"processes"}
-        self.flexible = self.scales = settings.most is not None
+        self.flexible = self.scales = settings.most is not None or bool(settings.instances)
         self._now, self._woken = settings.opening, False
         self._urgent = False  # a measurement was made: the engine may change bundles before they begin
-        self._heap: list[tuple[float, int, Callable[[Any], None], Any, int]] = []
+        self._heap: list[tuple[float, int, Callable[[Any], object], Any, int]] = []
         self._counter = count()
         self._events: list[ExecutorEvent] = []
         self._on: dict[str, SimulatedBundle] = {}  # the bundle on each device
@@ -73,6 +84,12 @@ class SimulatedExecutor(Executor):
 
     def devices(self) -> Sequence[Device]:
         return self._devices.listed
+
+    def nodes(self) -> Sequence[Node]:
+        return self._devices.nodes.paid()
+
+    def instances(self) -> Collection[str]:
+        return self._devices.nodes.instances
 
     def request(self, wanted: Sequence[Request]) -> None:
         self._devices.request(wanted)
@@ -118,7 +135,7 @@ class SimulatedExecutor(Executor):
             self._now = end
         return events
 
-    def _at(self, when: float, action: Callable[[Any], None], subject: Any, version: int = -1) -> None:
+    def _at(self, when: float, action: Callable[[Any], object], subject: Any, version: int = -1) -> None:
         heappush(self._heap, (when, next(self._counter), action, subject, version))
 
     def _say(self, event: ExecutorEvent) -> None:
@@ -127,7 +144,7 @@ class SimulatedExecutor(Executor):
 
     # Methods that the devices call (`Surroundings`)
 
-    def after(self, seconds: float, action: Callable[[Any], None], subject: Any) -> None:
+    def after(self, seconds: float, action: Callable[[Any], object], subject: Any) -> None:
         """Call ``action(subject)`` when ``seconds`` have passed on the clock."""
         self._at(self._now + seconds, action, subject)
 
@@ -298,7 +315,7 @@ class SimulatedExecutor(Executor):
 
     def _unit(self, member: SimulatedTrial) -> None:
         member.phase = "training"
-        member.left = left = member.source.seconds()
+        member.left = left = member.source.seconds() * self._settings.factor(member.placement.trial, member.source.unit)
         member.since = member.began = now = self._now
         member.used = 0.0
         heappush(self._heap, (now + left * member.pace, next(self._counter), self._end, member, member.version))

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from penstock.bundle import Device
 from penstock.errors import StudyError
+from penstock.executors.simulated.nodes import GIB, NodeType, draw
 from penstock.numeric import finite, shown, whole
 from penstock.speed.curve import Curve
 
-GIB = 2**30
 MOST = 1_000_000  # more devices are a mistake, and would not fit in memory
+
+
+class Rehearsed(Protocol):
+    """A plan, as far as it is known here."""
+
+    def simulation(self) -> dict[str, Any]:
+        """The settings of a cloud on which it can be followed."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,7 @@ class Simulated:
     ['node 0/device 0', 'node 0/device 1', 'node 1/device 0']
 
     Args:
-        devices: the number of devices, or the devices themselves.
+        devices: the number of devices, or the devices themselves. With ``instances`` there may be none at first.
         per_node: devices of a node, where ``devices`` is a number.
         type: the type of each device, where ``devices`` is a number.
         memory: the bytes of each device, where ``devices`` is a number.
@@ -42,13 +50,16 @@ class Simulated:
         saving_every: a tabulated trial also saves after this many units. With 0 it saves only at its budget and when it
             leaves.
         provision: seconds before a device that arrives is there.
-        losses: the times at which devices are lost: (seconds, name).
+        losses: the times at which devices or whole nodes are lost: (seconds, name).
         arrivals: the times at which devices are asked for: (seconds, device); each comes ``provision`` seconds later.
         loss_rate: further losses of each device an hour, drawn from ``seed``.
         returns: whether a lost device comes back after ``provision`` seconds.
         seed: the seed of those draws.
         most: the most devices that there can be. A study that can use more devices than there are gets them
             ``provision`` seconds later, and devices that it cannot use go. With None the number does not change.
+        instances: the types of nodes that can be requested, as ``NodeType``; each comes when it is asked for.
+        varying: the deviation of a trial's seconds from the mean, and of a unit's from its trial's, as parts of the
+            mean: each is drawn, by a gamma distribution.
         processes: whether unlike trials may share a device, in processes of their own, as with sharing="processes".
         packs: how many times as fast the bundles of a pack train as in turn; 1.0 where they take turns.
         kept: whether the next study on simulated devices of these types knows what was measured on them.
@@ -76,6 +87,8 @@ class Simulated:
     returns: bool = False
     seed: int = 0
     most: int | None = None
+    instances: Sequence[NodeType] = ()
+    varying: tuple[float, float] = (0.0, 0.0)
     processes: bool = False
     packs: float = 1.0
     kept: bool = True
@@ -91,7 +104,7 @@ class Simulated:
             for device in self.devices:
                 _check_device("devices", device)
         else:
-            self._set("devices", count := _whole("devices", self.devices, 1))
+            self._set("devices", count := _whole("devices", self.devices, 0 if self.instances else 1))
             if count > MOST:
                 raise StudyError(f"devices of Simulated must be at most {MOST}, got {count}.")
         for name in ("opening", "start", "stop", "save", "provision", "loss_rate"):
@@ -104,12 +117,26 @@ class Simulated:
             raise StudyError(f"type of Simulated must be a text such as 'H200', got {shown(self.type)}.")
         if self.most is not None:
             self._set("most", _whole("most", self.most, 1))
+        self._check_nodes()
         self._check_curves()
         self._check_changes()
         self._check_names()
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    def _check_nodes(self) -> None:
+        """Refuse types of nodes that are none or are there twice, and deviations that are none."""
+        if not isinstance(self.instances, Sequence) or not all(isinstance(one, NodeType) for one in self.instances):
+            raise StudyError(f"instances of Simulated must be a list of NodeType, got {shown(self.instances)}.")
+        kinds = [one.kind for one in self.instances]
+        if twice := sorted({" ".join(kind) for kind in kinds if kinds.count(kind) > 1}):
+            raise StudyError(f"Expected each instance and market once in instances, got {', '.join(twice)} twice.")
+        if self.most is not None and self.instances:
+            raise StudyError("most= is for devices that come one by one: with instances= leave it out.")
+        if not isinstance(self.varying, tuple) or len(self.varying) != 2:
+            raise StudyError(f"varying of Simulated must be two numbers from 0 on, got {shown(self.varying)}.")
+        self._set("varying", tuple(_time("varying", one) for one in self.varying))
 
     def _check_curves(self) -> None:
         """Refuse curves, speeds and seconds that are none, and make their numbers plain."""
@@ -144,6 +171,14 @@ class Simulated:
         for _, device in self.arrivals:
             _check_device("arrivals", device)
 
+    @classmethod
+    def of(cls, plan: Rehearsed, **changes: Any) -> Simulated:
+        """A cloud on which a plan can be rehearsed: its nodes, with their prices and delays, and its trials' times.
+
+        ``changes`` are settings that are to differ, such as ``seed``: another seed has other delays and losses.
+        """
+        return cls(**{"devices": 0, **plan.simulation(), **changes})
+
     def cluster(self) -> list[Device]:
         """The devices that are there at first."""
         if not isinstance(self.devices, int):
@@ -159,6 +194,12 @@ class Simulated:
         """The ``number``-th device that comes on request."""
         return replace(self.cluster()[0], name=f"spare {number}", node=f"spare node {number // self.per_node}")
 
+    def factor(self, trial: int, unit: int) -> float:
+        """How many times as long as its mean a trial's unit takes."""
+        trials, units = self.varying
+        made = draw((1.0, trials), self.seed, "trial", trial) if trials else 1.0
+        return made * draw((1.0, units), self.seed, "unit", trial, unit) if units else made
+
     def saves(self, unit: int, budget: int) -> bool:
         """Whether a trial writes a state with the report of a unit."""
         return unit >= budget or (self.saving_every > 0 and unit % self.saving_every == 0)
@@ -166,14 +207,17 @@ class Simulated:
     def _check_names(self) -> None:
         """Refuse a device that is there twice, or lost when it is not there; losses come first in an instant."""
         cluster = [device.name for device in self.cluster()]
-        if not cluster:
+        if not cluster and not self.instances:
             raise StudyError("Expected at least one device, got devices=[]: give a number, or the devices.")
         there = set(cluster)
         if len(there) < len(cluster):
             twice = sorted({name for name in cluster if cluster.count(name) > 1})
             raise StudyError(f"Expected every device by a name of its own, got {', '.join(twice)} more than once.")
         known = there | {device.name for _, device in self.arrivals}
-        changes = [(when, 0, name) for when, name in self.losses]
+        nodes = {device.node for device in self.cluster()}
+        made = tuple(f"{one.instance} " for one in self.instances)
+        single = [(when, name) for when, name in self.losses if name not in nodes and not name.startswith(made)]
+        changes = [(when, 0, name) for when, name in single]
         changes += [(when + self.provision, 1, device.name) for when, device in self.arrivals]
         for when, comes, name in sorted(changes):
             if name not in known:

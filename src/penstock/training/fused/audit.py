@@ -232,10 +232,10 @@ def compare(start: Row, batch: Any, alone: Tensors, made: Tensors) -> None:
     lengths, suspects = dict[str, float](), list[str]()
     for sort, names in sorts.items():
         # Numpy takes a tenth of the time of torch, whose threads are many for such small tensors.
-        right, came = (np.concatenate([which[name].numpy().ravel() for name in names]) for which in (alone, made))
-        there = np.isfinite(right)
-        lengths[sort] = float(np.linalg.norm(right[there]))
-        if not np.linalg.norm(came[there] - right[there]) <= CLOSE[kind] * lengths[sort]:  # or each of them is close
+        all_right, came = (np.concatenate([which[name].numpy().ravel() for name in names]) for which in (alone, made))
+        finite = np.isfinite(all_right)
+        lengths[sort] = float(np.linalg.norm(all_right[finite]))
+        if not np.linalg.norm(came[finite] - all_right[finite]) <= CLOSE[kind] * lengths[sort]:  # or each is close
             suspects += names
     control: Tensors | None = None
     for name in suspects:

@@ -88,9 +88,6 @@ class Weighing:
     def _settle(self) -> None:
         self._began, self._window, self._first = None, [], time.perf_counter()
 
-    def _taken(self) -> list[int]:
-        return [run.steps - before for run, before in zip(self.active, self._steps, strict=True)]
-
     def _begin(self) -> None:
         for run in self.runs:
             run.drain()
