@@ -106,7 +106,8 @@ def main() -> None:
                 row = fresh(name, folder, args.budget, args.sharing)
                 rate = row["steps"] / row["seconds"]
                 rows.append({"study": name, "caches": caches, "rate": rate, "by hand": hand, **row})
-                print(*row["said"], sep="\n", file=sys.stderr)
+                said = f"{name}, {caches}: {row['steps']:,} steps in {row['seconds']:.1f} s, {rate:,.0f} a second"
+                print(*row["said"], said, sep="\n", file=sys.stderr, flush=True)
     if args.json:
         print(*map(json.dumps, rows), sep="\n")
         return
