@@ -7,7 +7,9 @@ import pytest
 
 from penstock.bundle import Bundle, Job, Placement
 from penstock.training.account import Account
-from penstock.training.worker import RUNS, Worker
+from penstock.training.runs.fused import FusedRun
+from penstock.training.runs.solo import SoloRun
+from penstock.training.worker import Worker
 from penstock.trial import Report, Usage
 from tests.tasks import Blobs
 
@@ -36,14 +38,14 @@ def test_memory_is_counted_on_an_accelerator_alone():
     assert Account("cpu").peak_bytes(10) is None
 
 
-@pytest.mark.parametrize("mode", ["solo", "processes", "fused"])
-def test_every_run_tells_its_steps_and_all_of_its_seconds(mode, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("mode", "kind"), [("solo", SoloRun), ("processes", SoloRun), ("fused", FusedRun)])
+def test_every_run_tells_its_steps_and_all_of_its_seconds(mode, kind, tmp_path, monkeypatch):
     """The clock goes on by one whenever it is looked at."""
     ticks = count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     worker = Worker(Job(Blobs(), 0, "loss", "min", tmp_path), "cpu")
     worker.place(Bundle("one", ("cpu",), (Placement(0, 0, {"lr": 0.1}, 3),), mode, "signature", size=2))
-    assert isinstance(worker._run, RUNS[mode])
+    assert isinstance(worker.training, kind)
     events = []
     while not worker.idle:
         events.append(worker.advance())
