@@ -27,7 +27,7 @@ class LocalExecutor(Executor):
         self._woken = False
         self._restore = ExitStack()
         self._restore.enter_context(own_randomness())
-        self._restore.callback(torch.set_num_threads, torch.get_num_threads())
+        self._restore.callback(_compute_with, torch.get_num_threads())
 
     def devices(self) -> Sequence[Device]:
         return self._devices
@@ -60,6 +60,13 @@ class LocalExecutor(Executor):
     def close(self) -> None:
         self._worker.close()
         self._restore.close()
+
+
+def _compute_with(threads: int) -> None:
+    import torch
+
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 def find_devices() -> list[Device]:

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from penstock.speed.packing import JOINS, how_many, throughput
 from penstock.training.runs.base import Run
 
-STEPS, SECONDS = 20, 0.2  # of a window: it ends when each of its parts has taken so many steps, or so long
+STEPS, SECONDS = 20, 0.2
+"""A window ends when each of its runs has taken so many steps, or so long. Runs that launch many steps at once need the
+seconds."""
 TRIES = 5  # times that a window is begun anew because something came between two steps
 SETTLING = 3.0  # seconds after which parts are timed although their steps may yet become faster
 
@@ -73,7 +75,8 @@ class Weighing:
                 self._begin()
             return
         taken = [run.steps - before for run, before in self._window]
-        if min(taken) < 1 or (min(taken) < STEPS and now - self._began < SECONDS):
+        few = min(taken) < STEPS or any(run.launches for run in self.active)
+        if min(taken) < 1 or (few and now - self._began < SECONDS):
             return
         for run in self.active:
             run.drain()
