@@ -19,6 +19,7 @@ SHARING = {
     "gangs": ("tests/training/spread/",),
     "programs": (
         "tests/cli/test_cli.py",
+        "tests/cli/test_planning.py",
         "tests/engine/test_engine.py",
         "tests/report/test_notebook.py",
         "tests/test_docs.py",

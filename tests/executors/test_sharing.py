@@ -121,9 +121,13 @@ def test_a_killed_process_is_its_own_trials_death_alone():
 def crowded(trial):
     """The third of three runs out of memory beside the others."""
     for unit in range(trial.state or 0, 3):
-        if unit == 1 and trial.number == 2 and first_time("full"):
-            raise MemoryError("no room")
+        if unit == 1 and trial.number == 2:
+            until("begun 0")
+            until("begun 1")
+            if first_time("full"):
+                raise MemoryError("no room")
         if unit == 1:
+            first_time(f"begun {trial.number}")
             until("full")
         trial.report(unit + 1, state=unit + 1, loss=trial.config["x"])
 

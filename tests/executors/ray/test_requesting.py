@@ -236,7 +236,7 @@ def test_a_node_of_the_type_that_is_named_comes_and_an_idle_one_makes_room(empty
     executor = make(workers=1)
     watch = Watch(executor)
     (first,) = executor.devices()
-    assert first.market is None, "the autoscaler makes nodes without labels first"
+    assert first.market == "on-demand", "the autoscaler makes nodes first that no label says to be of another market"
     executor.request([Request(1, type="L4")])
     watch.until(lambda: [device.market for device in executor.devices()] == ["spot"], "a node of that type")
     assert watch.count(DeviceLost) == 1

@@ -22,7 +22,20 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 # Libraries read these variables while they are loaded, so a server serves as long as none of them changes.
-READ_ON_IMPORT = ("GOMP_", "KMP_", "LANG", "LC_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH")
+READ_ON_IMPORT = (
+    "GOMP_",
+    "KMP_",
+    "LANG",
+    "LC_",
+    "LD_",
+    "MKL_",
+    "OMP_",
+    "OPENBLAS_",
+    "PYTHON",
+    "PYTORCH_",
+    "TORCH",
+    "TRITON_INTERPRET",
+)
 
 
 class Forked:
