@@ -119,7 +119,7 @@ def test_a_killed_process_is_its_own_trials_death_alone():
 
 
 def crowded(trial):
-    """The third of three runs out of memory beside the others."""
+    """The third of three runs out of memory beside the others, which train on once the log tells of it."""
     for unit in range(trial.state or 0, 3):
         if unit == 1 and trial.number == 2:
             until("begun 0")
@@ -128,7 +128,8 @@ def crowded(trial):
                 raise MemoryError("no room")
         if unit == 1:
             first_time(f"begun {trial.number}")
-            until("full")
+            while not any(isinstance(e, Failed) for e in log()):
+                os.sched_yield()
         trial.report(unit + 1, state=unit + 1, loss=trial.config["x"])
 
 
