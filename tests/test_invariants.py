@@ -181,7 +181,7 @@ def imports(path):
 
 def test_6_nothing_above_the_executor_reads_the_machines_clock():
     above = modules(
-        *("study.py", "settings.py", "result.py", "engine/*.py", "log/history.py", "log/changes.py"),
+        *("study.py", "running.py", "settings.py", "result.py", "engine/*.py", "log/history.py", "log/changes.py"),
         *("algorithms/*.py", "scheduling/**/*.py"),
     )
     assert len(above) > 10
@@ -198,7 +198,19 @@ def test_9_trials_are_a_total_over_any_number_of_resumes():
 
 LEVELS = [
     ["cli"],
-    ["study", "plans", "stopping", "settings", "report", "result", "opening", "goal", "reading", "arguments"],
+    [
+        "study",
+        "running",
+        "plans",
+        "stopping",
+        "settings",
+        "report",
+        "result",
+        "opening",
+        "goal",
+        "reading",
+        "arguments",
+    ],
     ["engine"],
     ["planning"],
     ["algorithms", "scheduling"],

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import Parameter, signature
 from pathlib import Path
@@ -22,41 +21,23 @@ from penstock.arguments import (
     check_flags,
     seconds,
 )
-from penstock.bundle import Job
-from penstock.engine.clocking import Pace, Shelf
-from penstock.engine.decisions import Decider, replay
-from penstock.engine.engine import Engine
-from penstock.engine.following import Following
-from penstock.engine.limits import Deadline, Failures, Limit, Target
 from penstock.errors import StudyError
-from penstock.executors.base import Executor
-from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
+from penstock.executors.simulated.executor import Simulated
 from penstock.goal import choose_mode
 from penstock.log import events
-from penstock.log.changes import changes, check_configs, check_states, given
-from penstock.log.events import Opened
-from penstock.log.history import History
 from penstock.log.messages import said_mode
-from penstock.log.naming import check_length, open_new
-from penstock.log.owners import home
+from penstock.log.naming import check_length
 from penstock.log.states import States
 from penstock.log.timeline import Row, timeline
-from penstock.log.writer import Log
 from penstock.numeric import legible, shown
-from penstock.opening import check_place, main_file, nothing_left, settings_of
+from penstock.opening import main_file
 from penstock.planning.plan import Plan
-from penstock.plans import UnitSeconds, able, as_plan, followed, plan_of
+from penstock.plans import UnitSeconds, as_plan, plan_of
 from penstock.result import Result
-from penstock.saying import say
-from penstock.scheduling.base import Scheduler
-from penstock.scheduling.planned import planned
-from penstock.scheduling.sharded import sharded
+from penstock.running import run_study
 from penstock.settings import RunSettings, TuneOptions, check_task
 from penstock.space import Space
-from penstock.speed.model import Sharing, SpeedModel
-from penstock.speed.profiles import Profiles
-from penstock.stopping import say_how_to_resume, stoppable
-from penstock.task import FunctionTask, as_task, fingerprint, shards, task_name
+from penstock.task import as_task, task_name
 from penstock.trial import Mode
 
 if TYPE_CHECKING:
@@ -240,58 +221,7 @@ class Study:
         from penstock.report.console import warnings_shown
 
         with warnings_shown():
-            return self._run(how, allow_changes, progress, followed_plan)
-
-    def _run(self, how: RunSettings, allow_changes: bool, progress: bool | None, plan: Plan | None) -> Result:
-        log = self._open()
-        try:
-            check_place(log.dir.name, log.past, how.on)
-            settings = {**settings_of(self, log.dir.name, log.past), "run": how.plain()}
-            settings["changed"] = changes(log.past, settings, self.algorithm.grows, allow_changes)
-            if settings["changed"]:
-                check_configs(log.past, self.space)
-            history, decider = History(), Decider(self.algorithm, self._search(self.trials))
-            pending = replay(log.past, history, decider, given=given(log.past, bool(settings["changed"])))
-            pending += decider.opened(self.trials)
-            settings["home"] = home(log, history, self.states)
-            states = self._states(log, history, allow_changes, settings["home"])
-            placed = sum(record.attempt for record in history.trials)
-            following = followed(self, plan, history, how)
-            executor = self._executor(how, states, log.dir.name, following)
-            try:
-                following = able(following, plan, executor, how)
-                engine = Engine(
-                    log,
-                    history,
-                    decider,
-                    executor,
-                    self._scheduler(how, following),
-                    states=states,
-                    limits=self._limits(),
-                    pace=self._pace(executor, how, log.dir),
-                    spreads=self._spreads(executor, how) and following is None,
-                    growing=how.growth,
-                    packing=how.packs(self.task, self.space, self.seed, concurrent=executor.concurrent),
-                    shards=shards(self.task),
-                    following=following,
-                )
-                with self._progress(progress) as engine.watch, stoppable(engine.interrupt):
-                    reason = engine.run(Opened(settings, history.clock), pending)
-                if reason == "interrupted":
-                    raise KeyboardInterrupt
-            except KeyboardInterrupt:
-                say_how_to_resume(log.dir, how, settings["file"], log.begun)
-                raise
-            finally:
-                executor.close()
-        finally:
-            log.close()
-        result = Result(history, self.task, log.dir, states)
-        result.save_best()
-        self.ran = log.dir
-        if progress is not False and log.past and placed == sum(record.attempt for record in history.trials):
-            say(nothing_left(log.dir.name, reason, len(history.trials), self.algorithm.grows))
-        return result
+            return run_study(self, how, allow_changes, progress, followed_plan)
 
     def plan(
         self,
@@ -345,82 +275,6 @@ class Study:
             raise StudyError("There is no timeline before the study has run: run it first.")
         return timeline(events.read(dir / "log.jsonl"))
 
-    def _open(self) -> Log:
-        if self.name is not None:
-            return Log.open(self.dir / self.name)
-        return open_new(self.dir, task_name(self.task), self._elsewhere)
-
-    def _elsewhere(self, dir: Path) -> bool:
-        """Whether a study of that name has states in a place that several machines share."""
-        return self.states is not None and bool(States.of_study(dir, self.states).names())
-
-    def _states(self, log: Log, history: History, allow_changes: bool, home: str | None) -> States:
-        """The place of the states, tried before anything trains; the study's own folder needs no trial."""
-        states = States.of_study(log.dir, self.states, home)
-        if self.states is not None:
-            states.probe()
-        check_states(log.past, history, states, log.dir, self.states, allow_changes)
-        return states
-
-    def _limits(self) -> list[Limit]:
-        limits: list[Limit] = [] if self.target is None else [Target(self.target)]
-        limits += [] if self.max_failures is None else [Failures(self.max_failures)]
-        return limits if self.deadline is None else [*limits, Deadline(self.deadline)]
-
-    def _scheduler(self, how: RunSettings, following: Following | None) -> Scheduler:
-        if following is not None:
-            return planned(following.berth)
-        return sharded if shards(self.task) > 1 else how.schedule
-
-    def _executor(self, how: RunSettings, states: States, name: str, following: Following | None = None) -> Executor:
-        job = Job(self.task, self.seed, self.metric, self.mode, states, name, how.deterministic)
-        if isinstance(how.on, Simulated):
-            return SimulatedExecutor(job, how.on)
-        if how.ray:
-            from penstock.executors.ray.cluster import code_of, settings
-            from penstock.executors.ray.executor import RayExecutor
-
-            address, more = settings(how.on)
-            folder, least = None if self.file is None else code_of(Path(self.file)), shards(self.task)
-            first = () if following is None else following.first()
-            return RayExecutor(
-                job,
-                address,
-                workers=how.workers,
-                least=least,
-                weight=how.weight,
-                folder=folder,
-                first=first,
-                **more,
-            )
-        if how.sharing == "processes":
-            from penstock.executors.processes.sharing import TrialProcesses
-
-            return TrialProcesses(job, how.workers or 1, how.active_threads)
-        if how.workers is None or how.workers == 1:
-            from penstock.executors.local import LocalExecutor
-
-            return LocalExecutor(job)
-        from penstock.executors.processes.executor import ProcessExecutor
-
-        return ProcessExecutor(job, how.workers)
-
-    def _pace(self, executor: Executor, how: RunSettings, dir: Path) -> Pace:
-        """The speed model of this run, with the profiles of earlier ones; it says whether trials may share devices."""
-        together: Sharing = "forced" if how.sharing == "fused" else "fixed" if how.deterministic else "measured"
-        alone = how.sharing in ("solo", "processes", "distributed") or how.scheduler == "fifo"
-        if alone or isinstance(self.task, FunctionTask) or shards(self.task) > 1 or "fused" not in executor.modes:
-            together = "never"
-        model = SpeedModel(together, spreads=self._spreads(executor, how))
-        if how.deterministic or how.sharing == "processes":  # a unit beside other processes says nothing of one alone
-            return Pace(model)
-        profiles = Profiles.open(dir.parent / "profiles.jsonl", kept=not isinstance(how.on, Simulated) or how.on.kept)
-        return Pace(model, Shelf(profiles, fingerprint(self.task)))
-
-    def _spreads(self, executor: Executor, how: RunSettings) -> bool:
-        """Whether one trial may have several devices."""
-        return "distributed" in executor.modes and how.sharing in ("auto", "distributed") and shards(self.task) == 1
-
     @property
     def _goal(self) -> str:
         return said_mode({"metric": self.metric, "mode": self.mode, "mode_from": self.mode_from})
@@ -434,16 +288,6 @@ class Study:
 
         facts = {"space": self.space.describe(), "algorithm": repr(self.algorithm), "metric": self._goal}
         return facts_html(f"{self.name or 'Study'}: {task_name(self.task)}", facts)
-
-    @contextmanager
-    def _progress(self, wanted: bool | None) -> Iterator[Callable[[History], None] | None]:
-        if wanted is False:
-            yield None
-            return
-        from penstock.report.progress import Progress
-
-        with Progress(self.trials, self.algorithm.outlook) as progress:
-            yield progress
 
 
 OTHERS = {"num_samples": "trials", "n_trials": "trials", "direction": "mode"}  # names in Ray Tune and in Optuna

@@ -23,6 +23,7 @@ from penstock.log.events import Asked
 from penstock.log.states import States
 from penstock.report.groups import Group, group
 from penstock.report.scaling import Scaling
+from penstock.running import executor_of
 from penstock.scheduling.nodes import arrange
 from penstock.settings import RunSettings
 from penstock.speed.curve import doublings, measured
@@ -69,7 +70,7 @@ def profile(study: Study, on: str, workers: int | None) -> Scaling:
     config = first_config(study)
     with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as scratch:
         how = RunSettings(on, workers)
-        executor = study._executor(how, States.of(Path(scratch) / "states"), NAME)
+        executor = executor_of(study, how, States.of(Path(scratch) / "states"), NAME)
         try:
             return replace(_profile(study, executor, config), groups=tuple(_groups(study, executor)))
         finally:
