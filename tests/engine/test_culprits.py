@@ -6,6 +6,7 @@ import signal
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -117,15 +118,8 @@ def loss(trial, unit):
     return trial + 1 / unit
 
 
-class Given(ps.Study):
-    """A study on an executor that is given."""
-
-    def _executor(self, *where):
-        return self.executor
-
-
 def run(executor, trials, dir=".penstock"):
-    study = Given(
+    study = ps.Study(
         Blobs(),
         {"lr": ps.uniform(0, 1)},
         metric="loss",
@@ -135,8 +129,9 @@ def run(executor, trials, dir=".penstock"):
         name="s",
         dir=dir,
     )
-    study.executor = executor
-    return study.run(progress=False, sharing="fused"), list(read(Path(dir) / "s" / "log.jsonl"))
+    with patch("penstock.running.executor_of", return_value=executor):
+        result = study.run(progress=False, sharing="fused")
+    return result, list(read(Path(dir) / "s" / "log.jsonl"))
 
 
 def deaths(events):

@@ -11,7 +11,6 @@ from penstock.bundle import Device, Left, TrialFailed, TrialFinished, TrialStopp
 from penstock.executors.base import Executor
 from penstock.log.events import Asked, Ended, Failed, Placed
 from penstock.log.writer import Log
-from penstock.study import Study
 from penstock.trial import Report
 from tests.programs import run
 from tests.studies import log, studies
@@ -69,7 +68,7 @@ class ScriptedExecutor(Executor):
 
 def run_scripted(monkeypatch, script, devices=1, **settings):
     executor = ScriptedExecutor(script, devices)
-    monkeypatch.setattr(Study, "_executor", lambda self, *where: executor)
+    monkeypatch.setattr("penstock.running.executor_of", lambda *asked: executor)
     return study(**settings).run(progress=False), executor
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 import penstock as ps
-from penstock import study
 from penstock.bundle import Description, Device, Measured
 from penstock.engine.clocking import Pace
 from penstock.engine.placing import Placing
@@ -407,7 +406,7 @@ class HandsBack(SimulatedExecutor):
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_device_that_is_handed_back_costs_nobody_anything(scheduler, monkeypatch):
-    monkeypatch.setattr(study, "SimulatedExecutor", HandsBack)
+    monkeypatch.setattr("penstock.running.SimulatedExecutor", HandsBack)
     there = [device.name for device in ps.Simulated(devices=4).cluster()]
     later = Device("later", "A100", 2**36)
     on = ps.Simulated(
