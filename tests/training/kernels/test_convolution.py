@@ -75,6 +75,18 @@ def test_equals_the_twin_in_float64(case, added):
         near(weigh_by(x, g, geometry, x.shape[-1], by), exact, sizes)
 
 
+@pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, lambda w: w])
+def test_one_trial_after_another_on_images_of_one_channel(laid_out):
+    """Images one place wide in the end, which oneDNN gets wrong where their one channel lies last."""
+    geometry = Geometry.of((5, 4), (2, 3), (1, 2), (0, 0), (1, 1))
+    x, w = (
+        torch.randn(2, 3, 5, 4, 1, device=DEVICE),
+        laid_out(torch.randn(2, 17, 1, 6, device=DEVICE).permute(0, 3, 2, 1)),
+    )
+    wide = [(f(x.double()), f(w.double()), geometry.flat(), None, False) for f in (lambda v: v, torch.abs)]
+    near(convolve_by(x, w, geometry, None, False, APART), convolve_twin(*wide[0]), convolve_twin(*wide[1]))
+
+
 @pytest.mark.parametrize(
     ("channels", "made", "stride", "taps"),
     [(8, 8, 1, 3), (16, 16, 1, 3), (8, 16, 2, 3), (8, 16, 2, 1), (3, 8, 1, 3), (64, 64, 1, 3)],

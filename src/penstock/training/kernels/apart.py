@@ -60,7 +60,8 @@ def _there(x: torch.Tensor, weight: torch.Tensor, by: Geometry, out: torch.Tenso
         torch.ops.aten.cudnn_convolution.out(
             x, weight, by.padding, by.stride, by.dilation, 1, False, True, not exact(), out=out
         )
-    else:
+    else:  # channels first: of one channel laid out as the last, oneDNN reads past the end (torch 2.13)
+        x, weight = (t.clone(memory_format=torch.contiguous_format) for t in (x, weight))
         out.copy_(torch.ops.aten.convolution(x, weight, None, by.stride, by.padding, by.dilation, False, [0, 0], 1))
 
 
