@@ -144,7 +144,8 @@ def executor_of(
     if isinstance(how.on, Simulated):
         return SimulatedExecutor(job, how.on)
     if how.ray:
-        from penstock.executors.ray.cluster import code_of, settings
+        from penstock.executors.ray.address import settings
+        from penstock.executors.ray.cluster import code_of
         from penstock.executors.ray.executor import RayExecutor
 
         address, more = settings(how.on)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict, cast
 
 from penstock.errors import StudyError
-from penstock.executors.ray.cluster import is_ray
+from penstock.executors.ray.address import is_ray
 from penstock.executors.simulated.settings import Simulated
 from penstock.numeric import finite, shown, whole
 from penstock.scheduling.base import Scheduler

@@ -18,7 +18,7 @@ from penstock.engine.clocking import Shelf
 from penstock.engine.decisions import Decider
 from penstock.errors import PenstockError, StudyError, TaskError, trace
 from penstock.executors.base import Executor
-from penstock.executors.ray.cluster import is_ray
+from penstock.executors.ray.address import is_ray
 from penstock.log.events import Asked
 from penstock.log.states import States
 from penstock.report.groups import Group, group

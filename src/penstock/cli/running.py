@@ -46,7 +46,7 @@ from penstock.cli.options import (
     Workers,
 )
 from penstock.errors import StudyError
-from penstock.executors.ray.cluster import is_ray
+from penstock.executors.ray.address import is_ray
 from penstock.executors.simulated.settings import Simulated
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from penstock.executors.base import DeviceLost
 from penstock.executors.ray import cluster as ray_cluster
 from penstock.executors.ray import executor as rays
 from penstock.executors.ray import slot as ray_slot
-from penstock.executors.ray.cluster import parse
+from penstock.executors.ray.address import parse
 from penstock.executors.ray.executor import RayExecutor
 from penstock.executors.ray.studies import Studies
 from penstock.executors.ray.worker import RayWorker
@@ -67,7 +67,7 @@ def on(address, cluster):
 @pytest.fixture
 def patient(monkeypatch):
     """Studies begin with all workers that they may have, however slowly these come."""
-    monkeypatch.setattr(RayExecutor, "_patience", lambda self: math.inf)
+    monkeypatch.setattr(rays, "patience", lambda ready: math.inf)
 
 
 @pytest.fixture
@@ -611,7 +611,7 @@ def test_two_studies_share_a_cluster_by_weight_and_the_rest_falls_to_the_last(on
     task = as_task(pulse)
     jobs = [Job(task, 0, "loss", "min", tmp_path / str(i) / "states") for i in range(2)]
     with monkeypatch.context() as patch:
-        patch.setattr(RayExecutor, "_patience", lambda self: math.inf)
+        patch.setattr(rays, "patience", lambda ready: math.inf)
         first = RayExecutor(jobs[0], on, weight=3)
     assert len(first.devices()) == 4
     first.place(Bundle("a", (first.devices()[0].name,), (Placement(0, next(attempts), CONFIG, LONG),)))

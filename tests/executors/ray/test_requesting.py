@@ -16,8 +16,9 @@ from penstock.executors.local import LocalExecutor
 from penstock.executors.ray import autoscaler, requesting
 from penstock.executors.ray import executor as rays
 from penstock.executors.ray.autoscaler import Growth, NodeType
-from penstock.executors.ray.cluster import ACCELERATOR, INSTANCE, MARKET, NAMESPACE, PRICE, NodeFacts, Offer
+from penstock.executors.ray.cluster import NAMESPACE
 from penstock.executors.ray.executor import RayExecutor
+from penstock.executors.ray.nodes import ACCELERATOR, INSTANCE, MARKET, PRICE, NodeFacts, Offer
 from penstock.executors.ray.requesting import Requesting, order
 from penstock.executors.ray.slot import Slot
 from penstock.executors.ray.studies import NAME, Studies
@@ -196,7 +197,7 @@ def test_workers_that_are_yet_to_come(empty, make, monkeypatch):
             make(workers=2)
     with monkeypatch.context() as patch:
         patch.setattr(Growth, "room", lambda *_: 3)  # one of which will never come
-        patch.setattr(RayExecutor, "_patience", lambda self: math.inf)
+        patch.setattr(rays, "patience", lambda ready: math.inf)
         patch.setattr(rays, "COMING", 30.0)
         executor = make(workers=3)
     assert executor.devices(), "it begins with those that are there"

@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.executors.ray.cluster import INSTANCE, MARKET, NodeFacts, has, on_head, require
+from penstock.executors.ray.cluster import require
+from penstock.executors.ray.nodes import INSTANCE, MARKET, NodeFacts, has, on_head
 
 GROUP = "ray.io/node-group"  # the label with a node's type, which version 2 of the autoscaler sets
 MONITORS = ("autoscaler/_private/monitor.py", "autoscaler/v2/monitor.py")

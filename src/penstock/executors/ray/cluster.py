@@ -1,31 +1,25 @@
-"""A Ray cluster as Penstock sees it: joining or starting one, its nodes, and their devices."""
+"""Joining a Ray cluster or starting one, and the connection to it."""
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 from penstock.errors import StudyError
+from penstock.executors.ray.address import parse
 
 ANSWER = 8.0  # seconds that a cluster has to answer
 GLANCE = 1.0  # seconds that a head has which has answered before
 HEADLESS = 30.0  # seconds without the head that a study bears, half of what Ray waits before it ends the program
 NAMESPACE = "penstock"
 LOOPBACK = "127.0.0.1"  # the address of a cluster that Penstock starts
-MARKET = "ray.io/market-type"  # the label that says whether a node is "spot" or "on-demand"
-ACCELERATOR = "ray.io/accelerator-type"  # the label that names a node's accelerators, such as "H200"
-PRICE = "penstock.io/price"  # the label by which a node's owner gives the price of a device an hour
-INSTANCE = "penstock.io/instance"  # the label by which a node's owner gives its instance, as the catalogue names it
 QUIET = {"logging_level": "ERROR", "namespace": NAMESPACE}
 # Files and folders that are large and never code: they are not sent to nodes.
 TOO_LARGE = (".git", ".venv", "venv", ".penstock", "__pycache__", "node_modules", "*.pt", "*.ckpt")
@@ -165,48 +159,6 @@ def code_of(file: Path) -> Path:
     return Path.cwd() if package and here and inside else file.parent
 
 
-def is_ray(on: object) -> bool:
-    """Whether a study is to run on a Ray cluster, with or without settings.
-
-    >>> is_ray("ray"), is_ray("ray://10.0.0.1:6379"), is_ray("ray?idle=30"), is_ray("rays"), is_ray("local")
-    (True, True, True, False, False)
-    """
-    return isinstance(on, str) and (on == "ray" or on.startswith(("ray:", "ray?")))
-
-
-def parse(on: str) -> str | None:
-    """The address in "ray://host:port", or None where any cluster will do.
-
-    >>> parse("ray"), parse("ray://10.0.0.1:6379")
-    (None, '10.0.0.1:6379')
-    """
-    if on == "ray":
-        return None
-    match = re.fullmatch(r"ray://([^\s:/]+|\[[0-9a-fA-F:]+\]):(\d+)/?", on)
-    if match is None or not 0 < int(match[2]) < 2**16:
-        raise StudyError(f'Expected on="ray" or "ray://host:port", as in "ray://10.0.0.1:6379", got {on!r}.')
-    return f"{match[1]}:{match[2]}"
-
-
-def settings(on: str) -> tuple[str, dict[str, Any]]:
-    """An address without the settings behind it, and these settings: the market of nodes, and when idle ones go.
-
-    >>> settings("ray://10.0.0.1:6379?market=spot&idle=30"), settings("ray")
-    (('ray://10.0.0.1:6379', {'market': 'spot', 'idle': 30.0}), ('ray', {}))
-    """
-    address, _, query = on.partition("?")
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    try:
-        if given.keys() - {"market", "idle"}:
-            raise ValueError
-        return address, {name: float(value) if name == "idle" else value for name, value in given.items()}
-    except ValueError:
-        raise StudyError(
-            f'Expected settings such as "{address}?market=spot&idle=30", a market of "spot" or "on-demand" and the '
-            f"seconds after which idle nodes go, got {on!r}."
-        ) from None
-
-
 def _from_environment() -> str | None:
     """The address of the cluster in RAY_ADDRESS, or else of this machine's cluster; None for a new cluster."""
     given = os.environ.get("RAY_ADDRESS", "")
@@ -305,97 +257,3 @@ def _headless(address: str, seconds: float) -> str:
         "the study's log: `penstock resume`, or the same study with the same name, goes on from there, on a cluster or "
         "on this machine."
     )
-
-
-@dataclass(frozen=True)
-class NodeFacts:
-    """A node that Ray holds for alive."""
-
-    id: str
-    resources: Mapping[str, float]
-    labels: Mapping[str, str]
-    leaving: bool  # whether the node is about to go
-
-    @property
-    def head(self) -> bool:
-        return "node:__internal_head__" in self.resources
-
-
-@dataclass(frozen=True)
-class Offer:
-    """The devices of a cluster: all its accelerators, or the cores of all its nodes where it has none."""
-
-    resource: str  # "GPU" or "CPU"
-    nodes: dict[str, int]  # how many devices each node has, by its id
-    cores: dict[str, int]  # cores per device, by the node's id or, for nodes that could come, by their type's name
-    room: int = 0  # how many devices could come with nodes that the autoscaler can make
-    made: frozenset[str] = frozenset()  # nodes that the autoscaler made, and releases when they are empty
-    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # the labels of each node
-
-    @property
-    def devices(self) -> int:
-        return sum(self.nodes.values())
-
-    def on(self, where: Mapping[str, str]) -> int:
-        """How many devices the nodes with these labels have."""
-        return sum(count for node, count in self.nodes.items() if has(self.labels.get(node, {}), where))
-
-
-def has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether a node's labels include all the wanted ones.
-
-    >>> has({"zone": "a", "market": "spot"}, {"market": "spot"}), has({"zone": "a"}, {"market": "spot"})
-    (True, False)
-    """
-    return wanted.items() <= labels.items()
-
-
-def nodes_now() -> list[NodeFacts]:
-    """The nodes that Ray holds for alive."""
-    import ray
-    from ray._private.state import state
-
-    going = state.get_draining_nodes()
-    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [
-        NodeFacts(node["NodeID"], node["Resources"], node["Labels"], node["NodeID"] in going)
-        for node in found
-        if node["Alive"]
-    ]
-
-
-def offer(
-    alive: Collection[NodeFacts],
-    avoid: Collection[str] = (),
-    *,
-    where: Mapping[str, str] | None = None,
-    resource: str | None = None,
-) -> Offer:
-    """The devices of nodes that are not about to go, are not to be avoided, and have the labels in ``where``."""
-    if resource is None:
-        resource = "GPU" if any(node.resources.get("GPU", 0) >= 1 for node in alive) else "CPU"
-    able = [
-        (node, count)
-        for node in alive
-        if not node.leaving and node.id not in avoid and has(node.labels, where or {})
-        if (count := int(node.resources.get(resource, 0)))
-    ]
-    cores = {node.id: int(node.resources.get("CPU", 0)) // count for node, count in able}
-    labels = {node.id: node.labels for node, _ in able}
-    return Offer(resource, {node.id: count for node, count in able}, cores, labels=labels)
-
-
-def living() -> dict[str, bool]:
-    """The nodes that Ray holds for alive, and whether each is about to go."""
-    return {node.id: node.leaving for node in nodes_now()}
-
-
-def on_head() -> Any:
-    """The head as the place of actors that are no workers: they would keep an autoscaler from releasing any other node.
-
-    The affinity is not soft: with a soft one Ray puts an actor that needs no resources anywhere.
-    """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    head = next((node.id for node in nodes_now() if node.head), None)
-    return "DEFAULT" if head is None else NodeAffinitySchedulingStrategy(head, soft=False)

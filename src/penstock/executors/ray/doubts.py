@@ -7,6 +7,10 @@ import warnings
 from collections import Counter
 from collections.abc import Collection
 
+from penstock.bundle import TrialFailed
+from penstock.executors.base import DeviceLost, ExecutorEvent
+from penstock.executors.ray.slot import Slot, alone, how
+
 DOUBT = 15.0  # seconds that a node is avoided after a worker was lost there in an unclear way; each loss doubles them
 FAILURES = 3  # losses on one node after which the user is warned
 
@@ -48,3 +52,16 @@ class Doubts:
     def reported(self, node: str) -> None:
         """A trial on this node has reported, so workers can live there."""
         self._deaths.pop(node, None)
+
+    def died(self, slot: Slot, error: Exception | None, study: str) -> list[ExecutorEvent]:
+        """Account for the death of a ready worker; gives what the engine has to know of it."""
+        assert slot.device is not None
+        cause = "it did not answer any more" if error is None else how(error)
+        said = f"worker process {slot.pid} on node {slot.node[:6]} died: {cause}"
+        failed = [TrialFailed(*one, said, died=True, study=study) for one in slot.running]
+        lost = [DeviceLost(slot.device)] if slot.phase == "ready" else []
+        trials = [trial for trial, _ in slot.running]
+        if alone(error) and not self.blames_node(slot.node, trials):
+            return [*failed, *lost]  # one of its trials may have killed the worker
+        self.doubt(slot.node)
+        return [*lost, *failed]  # the device is lost first, so no trial is at fault

@@ -22,15 +22,17 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Measured, Node, Request, TrialFailed
+from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Measured, Node, Request
 from penstock.errors import StateError, StudyError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.executors.processes.executor import pickled
-from penstock.executors.ray.cluster import Connection, connect, living, require
+from penstock.executors.ray.cluster import Connection, connect, require
 from penstock.executors.ray.doubts import DOUBT, Doubts
 from penstock.executors.ray.held import leave_token
+from penstock.executors.ray.nodes import living
+from penstock.executors.ray.paid import Paid
 from penstock.executors.ray.requesting import Requesting, nothing_came, order
-from penstock.executors.ray.slot import BEAT, Slot, alone, begin, fault, hold, how, kin, rested
+from penstock.executors.ray.slot import BEAT, Slot, begin, fault, hold, how, kin, patience, rested
 from penstock.executors.ray.studies import Company
 from penstock.executors.ray.worker import Hello
 from penstock.log.reading import content
@@ -78,7 +80,7 @@ class RayExecutor(Executor):
         self._began = time.monotonic()
         self._events: deque[ExecutorEvent] = deque()
         self._slots: list[Slot] = []
-        self._paid: dict[str, float] = {}  # the clock from which on each node is paid for
+        self._paid = Paid()
         self._begun = self._closed = self._woken = False
         self._looked, self._stillborn = -inf, 0
         self._studies = Company(uuid.uuid4().hex, weight)
@@ -113,12 +115,6 @@ class RayExecutor(Executor):
             self._events += [p.turned_away(bundle.study) for p in new]  # a device went in the meantime
             return
         self._give(first, bundle)
-
-    def _gather(self, bundle: Bundle) -> None:
-        """Bring a trial's other workers to the first, which waits for them; where one has gone, that wait times out."""
-        for rank, device in enumerate(bundle.devices[1:], 1):
-            if (slot := self._slot(device)) is not None:
-                self._give(slot, replace(bundle, rank=rank))
 
     def _give(self, slot: Slot, bundle: Bundle) -> None:
         new = [p for p in bundle.placements if (p.trial, p.attempt) not in slot.running]
@@ -180,14 +176,7 @@ class RayExecutor(Executor):
             return list(answer)
 
     def nodes(self) -> Sequence[Node]:
-        there = {slot.node: slot for slot in self._slots if slot.device is not None}
-        self._paid = {node: since for node, since in self._paid.items() if node in there}
-        return [self._node(slot.device, node) for node, slot in there.items() if slot.device is not None]
-
-    def _node(self, device: Device, node: str) -> Node:
-        """A node, from one of its devices. Its devices' price is the node's, as far as the label gives one."""
-        price = None if device.price is None else device.price * self._found.nodes.get(node, 1)
-        return Node(device.node, device.instance, device.market, price, self._paid.get(node, 0.0))
+        return self._paid.nodes({slot.node: slot.device for slot in self._slots if slot.device}, self._found)
 
     def instances(self) -> Collection[str]:
         return self._requesting.instances()
@@ -248,17 +237,13 @@ class RayExecutor(Executor):
             ready = [slot for slot in self._slots if slot.phase == "ready"]
             if ready and len(ready) >= min(len(self._slots), self._found.devices):
                 break
-            if ready and time.monotonic() > max(slot.came for slot in ready) + self._patience():
+            if ready and time.monotonic() > max(slot.came for slot in ready) + patience(ready):
                 break  # other studies hold the rest of the cluster; more workers come when they can
             seconds = COMING if self._found.room else STARTING
             if time.monotonic() - began > seconds:
                 raise StudyError(nothing_came(self._found, seconds))
             self._listen(SLICE)
             self._look()
-
-    def _patience(self) -> float:
-        """Seconds to wait for the next worker once one is there: about as long as the fastest one took."""
-        return max(1.0, min(slot.came - slot.began for slot in self._slots if slot.phase == "ready"))
 
     def _slot(self, device: str) -> Slot | None:
         return next((s for s in self._slots if s.device is not None and s.device.name == device), None)
@@ -295,8 +280,7 @@ class RayExecutor(Executor):
         self._stillborn = 0
         self._requesting.greeted(slot)
         assert slot.device is not None
-        came = slot.began if slot.without is not None and slot.node not in slot.without else slot.came
-        self._paid.setdefault(slot.node, came - self._began)
+        self._paid.came(slot, self._began)
         self._events.append(DeviceAdded(slot.device))
 
     def _hear(self, slot: Slot, said: list[Any]) -> None:
@@ -306,7 +290,9 @@ class RayExecutor(Executor):
             if state is not None:
                 self._states.write(event.state.file, state)  # a state is written before any event names it
             if isinstance(event, Gathering):
-                self._gather(event.bundle)
+                for rank, device in enumerate(event.bundle.devices[1:], 1):
+                    if (other := self._slot(device)) is not None:  # where it has gone, the first one's wait times out
+                        self._give(other, replace(event.bundle, rank=rank))
                 continue
             if isinstance(event, Left):
                 self._left((event.trial, event.attempt))
@@ -339,16 +325,7 @@ class RayExecutor(Executor):
             return
         self._remove(slot)
         self._looked = -inf  # the next look replaces the worker at once
-        cause = "it did not answer any more" if error is None else how(error)
-        said = f"worker process {slot.pid} on node {slot.node[:6]} died: {cause}"
-        failed = [TrialFailed(*one, said, died=True, study=self._name) for one in slot.running]
-        lost = [DeviceLost(slot.device)] if slot.phase == "ready" else []
-        trials = [trial for trial, _ in slot.running]
-        if alone(error) and not self._doubts.blames_node(slot.node, trials):
-            self._events += [*failed, *lost]  # one of its trials may have killed the worker
-        else:
-            self._doubts.doubt(slot.node)
-            self._events += [*lost, *failed]  # the device is lost first, so no trial is at fault
+        self._events += self._doubts.died(slot, error, self._name)
         for trial in slot.running:  # the other workers of a trial that spans devices notice its loss themselves
             self._left(trial)
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.bundle import Request
 from penstock.errors import StudyError
 from penstock.executors.ray.autoscaler import Growth, question, read, reported
-from penstock.executors.ray.cluster import ACCELERATOR, INSTANCE, MARKET, NodeFacts, Offer, nodes_now, offer, require
+from penstock.executors.ray.cluster import require
+from penstock.executors.ray.nodes import ACCELERATOR, INSTANCE, MARKET, NodeFacts, Offer, nodes_now, offer
 
 if TYPE_CHECKING:
     from penstock.executors.ray.slot import Slot

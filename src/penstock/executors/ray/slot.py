@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from penstock import __version__
 from penstock.bundle import Bundle, Device, Job
-from penstock.executors.ray.cluster import MARKET, PRICE, Offer, require
+from penstock.executors.ray.cluster import require
+from penstock.executors.ray.nodes import MARKET, PRICE, Offer
 from penstock.executors.ray.worker import Hello, RayWorker
 from penstock.task import FunctionTask
 
@@ -208,6 +209,11 @@ def fault(hello: Hello) -> str | None:
             f"Install that there: pip install penstock=={__version__}"
         )
     return f"A worker could not start on {where}:\n{hello.broken.strip()}" if hello.broken else None
+
+
+def patience(ready: Sequence[Slot]) -> float:
+    """Seconds to wait for the next worker once some are ready: about as long as the fastest of them took."""
+    return max(1.0, min(slot.came - slot.began for slot in ready))
 
 
 def how(error: Exception) -> str:

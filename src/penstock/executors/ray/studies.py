@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from penstock.executors.ray.cluster import NAMESPACE, on_head, require
+from penstock.executors.ray.cluster import NAMESPACE, require
+from penstock.executors.ray.nodes import on_head
 
 FORGOTTEN = 5.0  # seconds after which a silent driver is forgotten
 TURN = 10.0  # seconds that a study keeps a device, where there are fewer devices than studies
