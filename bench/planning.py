@@ -36,8 +36,9 @@ from bench.clusters import row
 from bench.profiles import curve
 from bench.scheduling import show
 from bench.workloads import costs
+from penstock.planning.catalogue import Catalogue
 from penstock.planning.choosing import Choosing, Judged
-from penstock.planning.cloud import Catalogue, Cloud, Instance, Offer
+from penstock.planning.cloud import Cloud, Instance, Offer
 from penstock.planning.draws import Draws
 from penstock.planning.planner import plan
 from penstock.planning.spec import Job, Times, work_of

@@ -17,7 +17,7 @@ from penstock.executors.base import Executor
 from penstock.log.events import Asked, Devices, Placed, Reported
 from penstock.log.history import History
 from penstock.numeric import finite, shown
-from penstock.planning.cloud import Catalogue
+from penstock.planning.catalogue import Catalogue
 from penstock.planning.draws import NOTHING, Draws
 from penstock.planning.plan import Plan, Purpose
 from penstock.planning.planner import plan
@@ -110,6 +110,12 @@ def plan_of(
     book = Catalogue.read(catalogue)
     found, said = _times(study, unit_seconds, log)
     names = list(instances) if instances is not None else _measured(book, found)
+    if instances is None and not names and (measured := [name for name in found if name]):
+        raise StudyError(
+            f"Units were measured on {', '.join(measured)}, and no instance type of the catalogue has such devices: "
+            "add one to a catalogue of your own (--catalogue FILE), or name instances= (--instances) and their "
+            "unit_seconds= (--unit-seconds)."
+        )
     if isinstance(instances, str) or not all(isinstance(name, str) for name in names):
         raise StudyError(f"instances must be a list of names of the catalogue, got {shown(instances)}.")
     cloud = book.cloud(names, spot=spot, **({} if most is None else {"most": most}))
@@ -130,13 +136,13 @@ def plan_of(
 
 
 def alike(measured: str, type: str) -> bool:
-    """Whether a device as it names itself is of a type of the catalogue.
+    """Whether a device as it names itself is of a type of the catalogue: one name has all words of the other.
 
-    >>> alike("Tesla V100-SXM2-16GB", "v100"), alike("NVIDIA H200", "h100")
-    (True, False)
+    >>> alike("Tesla V100-SXM2-16GB", "v100"), alike("NVIDIA H200", "h100"), alike("NVIDIA A100-SXM4-80GB", "a10")
+    (True, False, False)
     """
-    one, other = (re.sub("[^a-z0-9]", "", name.lower()) for name in (measured, type))
-    return bool(other) and (other in one or (bool(one) and one in other))
+    one, other = (set(re.findall("[a-z0-9]+", name.lower())) for name in (measured, type))
+    return bool(one and other) and (other <= one or one <= other)
 
 
 Found = dict[str, tuple[Times, ...]]
@@ -147,9 +153,9 @@ def _times(study: Study, unit_seconds: UnitSeconds | None, log: str | None) -> t
     """The times of a study's units by type of device, or by "" where they are the same on all, and what is assumed."""
     if unit_seconds is not None:
         return _given(unit_seconds)
-    if isinstance(study.task, TabulatedTask):
-        return _tabulated(study, study.task)
-    return _logged(study, log) if log is not None else _profiled(study)
+    if log is not None:
+        return _logged(study, log)
+    return _tabulated(study, study.task) if isinstance(study.task, TabulatedTask) else _profiled(study)
 
 
 def _given(unit_seconds: UnitSeconds) -> tuple[Found, Said]:

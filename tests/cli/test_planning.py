@@ -30,6 +30,7 @@ study = ps.Study(train, {"x": ps.uniform(1, 2)}, metric="loss", algorithm=ps.Ran
 def _files():
     Path("tune.py").write_text(FILE)
     Path("function.py").write_text(FUNCTION)
+    Path("own.toml").write_text("[[instance]]\nname = 'rack'\nprize = 3")
 
 
 def test_a_plan_is_made_saved_followed_and_shown():
@@ -65,10 +66,15 @@ def test_a_plan_is_made_saved_followed_and_shown():
         ("function.py --instances p3.8xlarge", "say how long one takes with unit_seconds="),
         ("tune.py --instances p3.8xlarge --unit-seconds p3.8xlarge=fast", "--unit-seconds must be seconds"),
         ("tune.py --instances p3.8xlarge --catalogue none.toml", "The catalogue none.toml cannot be read"),
+        ("tune.py --instances p3.8xlarge --catalogue own.toml", "The catalogue own.toml: rack has 'prize' (did you"),
+        ("tune.py --instances ,", "There is no instance type to plan with: name at least one"),
+        ("tune.py --instances p3.8xlarge --log none", "no study"),
+        ("tune.py --instances p3.8xlarge --save none/plan.json", "Cannot write none/plan.json (No such file or"),
     ],
 )
 def test_each_bad_input_has_one_message(options, said):
-    refused = run(f"penstock plan {options}", code=2)
+    refused = run(f"penstock plan {options}", code=1 if "--save" in options else 2)
     assert said in refused.stderr
-    assert refused.stderr.count("penstock: ") == 1
+    assert refused.stderr.startswith("penstock: ")
+    assert "\npenstock: " not in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -45,7 +45,7 @@ def plan(
         made = study.plan(
             deadline=deadline,
             max_cost=max_cost,
-            instances=None if instances is None else [name.strip() for name in instances.split(",")],
+            instances=None if instances is None else list(filter(None, map(str.strip, instances.split(",")))),
             spot=spot,
             confidence=confidence,
             catalogue=catalogue,
@@ -54,9 +54,10 @@ def plan(
             most=most,
         )
     with refused(FAILED):
-        for path, text in ((save, made.to_json()), (page, plans.plan_page(file.stem, made) if page else "")):
+        drawn = plans.plan_page(file.stem, made) if page else ""
+        for path, text, option in ((save, made.to_json(), "--save"), (page, drawn, "--page")):
             if path is not None:
-                with writing(path):
+                with writing(path, option):
                     path.write_text(text, encoding="utf-8")
     if json:
         typer.echo(summary.to_json(plans.plan_facts(made)))

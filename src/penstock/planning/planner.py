@@ -49,7 +49,7 @@ def plan(
     With both, the cheapest for the deadline, refused where it costs more. Without either, the cheapest of all. With
     ``ahead``, nodes are asked for before the barrier at which they are needed.
 
-    >>> from penstock.planning.cloud import Catalogue
+    >>> from penstock.planning.catalogue import Catalogue
     >>> from penstock.planning.draws import Draws
     >>> from penstock.planning.spec import Times, works
     >>> from penstock.trial import Stage

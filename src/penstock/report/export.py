@@ -129,10 +129,10 @@ def _make(out: Path) -> None:
 
 
 @contextmanager
-def writing(out: Path) -> Iterator[None]:
-    """Turn a failing write into one message."""
+def writing(out: Path, option: str = "--out") -> Iterator[None]:
+    """Turn a failing write into one message, which names the option that says where."""
     try:
         yield
     except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
         why = error.strerror if isinstance(error, OSError) else error
-        raise StudyError(f"Cannot write {out} ({why}): choose another place with --out.") from None
+        raise StudyError(f"Cannot write {out} ({why}): choose another place with {option}.") from None
