@@ -81,6 +81,7 @@ def pair(make):
         lambda k: net(nn.LeakyReLU(0.1 * k)), lambda k: net(nn.Dropout(0.1 * k)), lambda k: net(nn.ELU(k)),
         lambda k: net(nn.BatchNorm1d(4, eps=10.0**-k, momentum=0.1 * k)), lambda k: net(nn.LayerNorm(4, eps=10.0**-k)),
         lambda k: net(nn.Identity()), lambda k: net(Scaled(k)), lambda k: net(Scaled(0.1 * k)),
+        lambda k: net(_making(k)),
     ],
 )  # fmt: skip
 def test_numbers_that_fused_operators_take_per_trial_may_differ(make):
@@ -110,6 +111,8 @@ def test_numbers_that_fused_operators_take_per_trial_may_differ(make):
         lambda k: net((Scaled, Other)[k - 1](1)),
         lambda k: net((Here, There)[k - 1]()),
         lambda k: net(Calls(k)),
+        lambda k: net(_made_here(k)),
+        lambda k: net(Scaled(type(_making(k)))),
         lambda k: _tied(net(nn.Linear(4, 4)), k),
         lambda k: net(nn.Dropout(0.5, inplace=k == 1)),
     ],
@@ -181,6 +184,21 @@ def _made_here(by=1):
     class Inner(nn.ReLU):
         def forward(self, x):
             return super().forward(x) * by
+
+    return Inner()
+
+
+def _making(rate):
+    """A module of a class whose ``__init__`` sees a number of its trial, and whose forward does not."""
+
+    class Base(nn.Dropout):
+        def __init__(self):
+            super().__init__(0.1 * rate)
+
+    class Inner(Base):
+        def __init__(self):
+            super().__init__()
+            self.p = min(self.p, 0.1 * rate)
 
     return Inner()
 

@@ -99,11 +99,17 @@ def test_measuring_leaves_the_curves_as_they_are(several, monkeypatch):
     assert [trial.curve for trial in first.trials] == [trial.curve for trial in second.trials]
 
 
-def test_steps_take_turns_and_their_medians_count_and_the_threads_are_given_back():
-    clock, taken, before = count(), [], torch.get_num_threads()
-    made = threads.timed(lambda: taken.append(torch.get_num_threads()), 4, lambda: next(clock) * 1e-6)
-    assert taken == [1, 4] * threads.ROUNDS
-    assert made == {1: pytest.approx(1e-6), 4: pytest.approx(1e-6)}
+def test_steps_take_turns_and_a_few_that_wait_for_a_core_count():
+    taken, now, before = [], [0.0], torch.get_num_threads()
+
+    def step():
+        taken.append(torch.get_num_threads())
+        stalls = taken[-1] == 4 and taken.count(4) % 10 == 0
+        now[0] += 0.0201 if stalls else 0.001 / taken[-1]
+
+    made = threads.timed(step, 4, lambda: now[0])
+    assert [count for i, count in enumerate(taken) if i == 0 or taken[i - 1] != count] == [1, 4] * threads.ROUNDS
+    assert made == {1: pytest.approx(0.001), 4: pytest.approx((0.0201 + 9 * 0.00025) / 10)}
     assert torch.get_num_threads() == before
 
 

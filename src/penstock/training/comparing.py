@@ -22,7 +22,7 @@ import types
 import typing
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -72,13 +72,18 @@ class Comparing:
 
     def __call__(self, value: Any) -> str:
         """The value as text."""
-        if type(value) in _PLAIN:
-            return repr(value)
+        return repr(value) if type(value) in _PLAIN else self._look(value, self._text)
+
+    def class_of(self, module: torch.nn.Module) -> str:
+        """The class of a module as text. What its ``__init__`` sees has done its work, as the module is made."""
+        return self._look(type(module), lambda kind: self._named(kind) or self._class(kind, makes=False))
+
+    def _look(self, value: Any, text: Callable[[Any], str]) -> str:
         if (known := self._made.get(id(value))) is not None:
             return known[1]
         self._count, self._order, self._kept = 0, {}, []
         try:
-            made = self._text(value)
+            made = text(value)
         except Exception:  # too large or too deep, or a class whose objects cannot be looked at
             made = _unlike(value)
         self._made[id(value)] = value, made
@@ -249,12 +254,14 @@ class Comparing:
         told = _digest(code.co_code + code.co_exceptiontable + repr((where, shape)).encode())
         return f"code {told} ({', '.join(self._text(const) for const in code.co_consts)})"
 
-    def _class(self, value: type) -> str:
-        """A class made inside a function, by its bases and its members."""
+    def _class(self, value: type, *, makes: bool = True) -> str:
+        """A class made inside a function, by its bases and its members; whether it still ``makes`` objects."""
         if (again := self._again(value)) is not None:
             return again
-        bases = ", ".join(self._text(base) for base in (type(value), *value.__bases__))
-        members = sorted((name, held) for name, held in vars(value).items() if name not in _WRITTEN)
+        of_bases = [self._named(base) or self._class(base, makes=makes) for base in value.__bases__]
+        bases = ", ".join([self._text(type(value)), *of_bases])
+        passed = _WRITTEN if makes else _WRITTEN | {"__init__"}
+        members = sorted((name, held) for name, held in vars(value).items() if name not in passed)
         told = ", ".join(f"{name}={self._text(held)}" for name, held in members if name != "__abstractmethods__")
         return f"class {value.__module__}.{value.__qualname__}({bases})({told})"
 

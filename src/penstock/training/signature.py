@@ -83,7 +83,7 @@ def attributes(model: nn.Module) -> list[str]:
     for path, module in model.named_modules():
         kind = type(module)
         free = {attribute for attribute, _ in PER_TRIAL.get(kind, ())}
-        parts.append(f"module {path} {named(kind)}")
+        parts.append(f"module {path} {named.class_of(module)}")
         computed = computed_before(module) | _COMPILED
         for name, value in sorted(vars(module).items()):
             if name == "forward" and "_orig_mod" in module._modules:

@@ -8,7 +8,6 @@ study, before any step that counts, on steps of a trial that is thrown away.
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,11 +25,13 @@ if TYPE_CHECKING:
 
 GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables of the environment by which users say how many threads there are to be."""
+TURN = 0.01
+"""Seconds of steps with one number, before the other has its turn: a busy machine shows itself in that time."""
 ROUNDS = 5
-"""How many steps are timed with each number."""
+"""How many turns each number has."""
 LONG = 0.5
 """Seconds after which no further round begins."""
-GAIN = 1.1
+GAIN = 1.2
 """How many times as fast all threads have to be: one leaves the other cores to others, and never waits for them."""
 
 
@@ -45,21 +46,28 @@ def most() -> int:
 
 
 def timed(step: Callable[[], object], most: int, clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
-    """The seconds of a step with one thread and with ``most``, each the median of a few that take turns."""
-    seconds: dict[int, list[float]] = {1: [], most: []}
+    """The mean seconds of a step with one thread and with ``most``, which take turns.
+
+    On a busy machine most steps are as quick as ever, and a few wait for a thread that has no core. So a median of few
+    steps would say nothing.
+    """
+    seconds, steps = {1: 0.0, most: 0.0}, {1: 0, most: 0}
     before, began = torch.get_num_threads(), clock()
     try:
         for _ in range(ROUNDS):
-            for count, times in seconds.items():
+            for count in seconds:
                 torch.set_num_threads(count)
-                start = clock()
-                step()
-                times.append(clock() - start)
+                start = now = clock()
+                while now - start < TURN:
+                    step()
+                    steps[count] += 1
+                    now = clock()
+                seconds[count] += now - start
             if clock() - began > LONG:
                 break
     finally:
         torch.set_num_threads(before)
-    return {count: statistics.median(times) for count, times in seconds.items()}
+    return {count: seconds[count] / steps[count] for count in seconds}
 
 
 def chosen(seconds: Mapping[int, float]) -> Measured:
