@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from unittest import mock
 
 import torch
@@ -64,6 +64,14 @@ class Small(ps.Task):
         return {"loss": nn.functional.mse_loss(model(batch[0]), batch[1])}
 
 
+class Unlike(Small):
+    """Networks of two widths, which a pack trains in bundles of their own."""
+
+    def model(self, config: Config) -> nn.Module:
+        width = 6 if config["lr"] < 0.03 else 8
+        return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Dropout(0.2), nn.Linear(width, 1)).double()
+
+
 class InShares(Small):
     """The same, in two shares."""
 
@@ -89,15 +97,21 @@ class Mode:
     threads: int = 1
 
     @property
+    def processes(self) -> bool:
+        """Whether trials train in worker processes, which can be killed too."""
+        return "workers" in self.how or self.threads > 1
+
+    @property
     def ordered(self) -> bool:
-        """Whether invariant 4 promises equal decisions."""
-        return "workers" not in self.how and self.threads == 1
+        """Whether invariant 4 promises equal decisions: bundles of a pack report in the order of their speeds."""
+        return not self.processes and self.how["sharing"] != "packed"
 
 
 MODES = {
     "function": Mode(lambda: falling, {"sharing": "solo"}),
     "solo": Mode(Small, {"sharing": "solo"}),
     "fused": Mode(Small, {"sharing": "fused"}, 1e-6),
+    "packed": Mode(Unlike, {"sharing": "packed"}, 1e-6),
     "function, processes": Mode(lambda: falling, {"sharing": "processes"}, threads=3),
     "processes": Mode(Small, {"sharing": "processes"}, threads=3),
     "function, 2 workers": Mode(lambda: falling, {"workers": 2, "sharing": "solo"}),
@@ -143,7 +157,7 @@ class Kill:
     @staticmethod
     def drawn(rng: random.Random, mode: Mode, lines: int) -> Kill:
         whom: Literal["driver", "worker", "both"] = "driver"
-        if not mode.ordered:
+        if mode.processes:
             whom = rng.choice(("driver", "worker", "both"))
         early = rng.random() < 0.2  # while the study opens
         pause = rng.uniform(0, 0.2) if early else rng.choice((0.0, rng.uniform(0, 0.02)))
@@ -368,13 +382,13 @@ def _alone(case: Case, dir: Path, ours: dict[tuple[int, int], Any]) -> dict[tupl
         if case.mode.startswith("function"):
             losses = [{"loss": (config["lr"] - 0.1) ** 2 / (unit + 1)} for unit in range(units)]
         else:
-            losses = _trained(trial, config, units, case.seed)
+            losses = _trained(case, trial, config, units)
         found |= {(trial, unit): metrics for unit, metrics in enumerate(losses, 1)}
     return found
 
 
-def _trained(trial: int, config: Config, units: int, seed: int) -> list[dict[str, float]]:
-    task, device = Small(), torch.device("cpu")
+def _trained(case: Case, trial: int, config: Config, units: int) -> list[dict[str, float]]:
+    task, seed, device = cast(Small, MODES[case.mode].task()), case.seed, torch.device("cpu")
     data = DataCache(task, seed, device).get(config)
     run = Training(task, trial, config, data, seed=seed, device=device, metric="loss", mode="min")
     rows: list[dict[str, float]] = []
