@@ -28,6 +28,7 @@ from penstock.training.check import describe
 from penstock.training.comparing import compared
 from penstock.training.data import DataCache
 from penstock.training.loop import Training
+from penstock.training.unlike import Signatures
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials, farthest
 
@@ -49,10 +50,10 @@ class Built(Blobs):
         return self.step(list(params), config) if self.step else super().optimizer(params, config)
 
 
-def signature(task, config=CONFIG, known=None):
+def signature(task, config=CONFIG, known=None, seen=None):
     data = DataCache(task, 0, CPU).get(config)
     training = Training(task, 0, config, data, seed=0, device=CPU, metric="loss", mode="min")
-    return describe(training, [] if known is None else known, train=False)
+    return describe(training, [] if known is None else known, train=False, seen=seen)
 
 
 def net(*layers):
@@ -362,6 +363,28 @@ def test_a_parameter_that_is_held_a_second_time_is_named():
         "the model's kept holds the parameter 0.bias a second time, outside of what torch registers: read it by its "
         "own name in the forward, or keep a ParameterList"
     )
+
+
+def _sgd(**flags):
+    return lambda params, config: torch.optim.SGD(params, lr=0.1, **flags)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "clause"),
+    [
+        ((lambda c: net(_making(1))), (lambda c: net(_made_here())), "module 1 is Inner, with other content"),
+        ((lambda c: net(_making(1))), (lambda c: net(nn.Tanh())), "module 1 is Inner in one trial and Tanh in another"),
+        (_sgd(), (lambda p, c: torch.optim.AdamW(p)), "the optimizer is SGD in one trial and AdamW in another"),
+        (_sgd(momentum=0.9), _sgd(momentum=0.9, nesterov=True),
+         "group 1 of the optimizer['nesterov'] is False in one trial and True in another"),
+    ],
+)  # fmt: skip
+def test_models_and_optimizers_of_two_kinds_are_told_by_their_names(one, other, clause):
+    seen = Signatures()
+    for make in (one, other):
+        of_model = make.__code__.co_argcount == 1
+        _, said = signature(Built(make) if of_model else Built(lambda c: net(), make), seen=seen).unlike
+    assert said.startswith(clause)
 
 
 @pytest.mark.parametrize("make", EQUAL.values(), ids=EQUAL)

@@ -12,6 +12,7 @@ _OPENING, _CLOSING = "({[", ")}]"
 _KEY = re.compile(r"(\w+)=$")
 _ARRAY = re.compile(r"(tensor|array) (\S+) (\(.*?\)) (?:[0-9a-f]{24}|\().*", re.DOTALL)
 _LONG = re.compile(r"(?<![\w.])-?\d*\.\d{7,}(?:e[-+]?\d+)?")
+_CLASS = re.compile(r"class ([\w.<>]+)\(")  # that was made inside a function
 _NO_VALUE = re.compile(rf"([\w.<>]+) {UNLIKE} \d+")
 
 
@@ -74,6 +75,8 @@ def legible(text: str) -> str:
         return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
     if found := _ARRAY.fullmatch(text):
         return f"{'an' if found[1] == 'array' else 'a'} {found[1]} of {found[2].removeprefix('torch.')} {found[3]}"
+    if found := _CLASS.match(text):
+        return found[1].split(".")[-1]
     text = re.sub(r"(?<![\w'\"])(?:[A-Za-z_]\w*\.|<locals>\.)+(?=[\w<])", "", text)
     text = _LONG.sub(lambda number: f"{float(number[0]):.6g}", text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -156,10 +156,11 @@ def _keeps(where: str, told: str) -> str:
 def _optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     refuse_kept_data(model, optimizer)
     names = {id(p): name for name, p in model.named_parameters()}
-    parts = [f"optimizer {compared(type(optimizer))} {vector_flags(optimizer)}"]
-    for group in optimizer.param_groups:
+    flags = vector_flags(optimizer) or [(("alone", True),)] * len(optimizer.param_groups)
+    parts = [f"optimizer {compared(type(optimizer))}"]
+    for group, of_group in zip(optimizer.param_groups, flags, strict=True):
         for p in group["params"]:
             if id(p) not in names:
                 raise Unfusable("the optimizer holds a parameter that is not the model's")
-        parts.append(f" group {[names[id(p)] for p in group['params']]}")
+        parts.append(f" group {compared({**dict(of_group), 'parameters': [names[id(p)] for p in group['params']]})}")
     return parts
