@@ -781,8 +781,8 @@ def test_trials_of_a_bundle_that_does_not_pay_go_on_as_they_are_without_a_state(
     assert begun[0].step > 0
     for trial in range(4):
         again = driven.placement(trial, 3)
-        assert driven.worker.begin_task(again) is begun[trial], "it is not made again either"
-        driven.worker.keep_begun(again, begun[trial])
+        assert driven.worker.trials.begin_task(again) is begun[trial], "it is not made again either"
+        driven.worker.trials.keep_begun(again, begun[trial])
         driven.worker.place(Bundle("b", ("cpu",), (again,), "solo"))
         driven.go_on()
     driven.events = [e for e in driven.events if not isinstance(e, TrialStopped)]

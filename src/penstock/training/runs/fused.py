@@ -118,7 +118,7 @@ class FusedRun(Run):
                 rows = (yield from self._evaluate(ended)) if ended else []
                 worker.account.charge([member.entry for member in self.members], time.perf_counter() - began)
                 yield from self._measured(size)
-                due = time.perf_counter() - saved > len(self.members) * worker.save_cost / SAVING
+                due = time.perf_counter() - saved > len(self.members) * worker.trials.save_cost / SAVING
                 fused.take_metrics(ended, rows)
                 peak = worker.account.peak_bytes(max(fused.fast.bytes, fused.measures.bytes)) if ended else None
                 yield from self._take_out_failed()
@@ -153,9 +153,9 @@ class FusedRun(Run):
         for placement in entering:
             self.seen.add(key(placement))
             try:
-                for _ in self.worker.regrow(placement):
+                for _ in self.worker.trials.regrow(placement):
                     yield None
-                training = self.worker.begin_task(placement)
+                training = self.worker.trials.begin_task(placement)
             except Exception as error:
                 yield failed(placement, error)
                 continue
@@ -203,7 +203,7 @@ class FusedRun(Run):
 
     def _stop(self, member: FusedMember) -> TrialStopped:
         where = replace(member.placement, state=member.state)
-        kept = self.dissolving and self.worker.keep_begun(where, member.training)
+        kept = self.dissolving and self.worker.trials.keep_begun(where, member.training)
         if any(member.training is trial for trial in self.fused.trials):
             if member.moved and not kept:
                 self._save(member)
@@ -411,11 +411,11 @@ class FusedRun(Run):
         assert member.state is not None
         self.fused.leave(trial)
         self.members.remove(member)
-        self.worker.keep_warm(member.state, trial, None)
+        self.worker.trials.keep_warm(member.state, trial, None)
         return TrialFinished(member.placement.trial, member.placement.attempt)
 
     def _save(self, member: FusedMember) -> StateRef:
-        state = self.worker.save(member.placement, self.fused.state(member.training))
+        state = self.worker.trials.save(member.placement, self.fused.state(member.training))
         member.saved(state)
         return state
 
