@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from penstock.training.fused import audit, recording
@@ -115,6 +116,48 @@ def test_steps_laid_down_at_once_are_those_taken_one_by_one(optimizer, scheduler
         assert not together.recipe.refusals
         both.append([(together.fused.state(one), together.curve(one)) for one in made])
     assert farthest(*both) <= (1e-12, "")
+
+
+class Smoothed(Drawing):
+    """Each trial has a label smoothing of its own."""
+
+    def loss(self, model, batch, config):
+        return F.cross_entropy(model(batch[0]), batch[1], label_smoothing=config["smoothing"])
+
+
+def met(trials):
+    """Trials of unlike smoothing that are about to have a captured step; nothing is known of their best number."""
+    made = [trials.make(n, {"lr": 0.01, "smoothing": 0.1 * n}) for n in range(3)]
+    together = Together().enter(*made).step(2)
+    together.fused.speeding.meet(made)
+    together.fused.speeding.expect(100)
+    return together
+
+
+def test_a_step_alone_is_captured_with_the_trials_own_numbers_and_reads_none_back(monkeypatch):
+    """On a GPU, a capture in which Python reads a tensor is cut off; then no step of the bundle was captured at all."""
+
+    class Recorded(Called):
+        def __init__(self, *given):
+            with monkeypatch.context() as while_recording:
+                for name in ("tolist", "item"):
+                    while_recording.setattr(torch.Tensor, name, lambda tensor: 1 / 0, raising=False)
+                super().__init__(*given)
+
+    monkeypatch.setattr(recording, "Recording", Recorded)
+    together = met(Trials(Smoothed(momentum))).step(1)
+    assert not together.recipe.refusals
+    assert together.recipe.capturable
+    assert together.fused.speeding.take_times().keys() == {1, 3}
+
+
+def test_where_a_step_alone_cannot_be_timed_all_trials_go_on_captured(monkeypatch):
+    monkeypatch.setattr(Called, "timed", lambda self: 1 / 0)
+    together = met(Trials(Smoothed(momentum))).step(1)
+    assert together.fused.fast
+    assert together.recipe.capturable
+    assert together.recipe.size == 3
+    assert together.recipe.refusals == ["timed alone: division by zero"]
 
 
 def test_trials_come_and_go_between_leaps():
