@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from penstock.training.fused import audit, recording
+from penstock.training.fused import audit, recording, speeding
 from penstock.training.fused.compiled import LaidStep
+from penstock.training.fused.speeding import Speeding
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials, farthest, go_on
 
@@ -158,6 +159,15 @@ def test_where_a_step_alone_cannot_be_timed_all_trials_go_on_captured(monkeypatc
     assert together.recipe.capturable
     assert together.recipe.size == 3
     assert together.recipe.refusals == ["timed alone: division by zero"]
+
+
+def test_where_kernels_cannot_be_compiled_at_all_the_step_is_captured_without_them(monkeypatch):
+    monkeypatch.setattr(speeding, "available", lambda device: True)
+    monkeypatch.setattr(Speeding, "_needed", lambda self, step, inputs: 1 / 0)
+    together = met(Trials(Smoothed(momentum))).step(1)
+    assert together.fused.fast
+    assert together.recipe.refusals == ["kernels: division by zero"]
+    assert together.recipe.kernels == {2: False}, "which is not tried again"
 
 
 def test_trials_come_and_go_between_leaps():

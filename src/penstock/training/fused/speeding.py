@@ -168,7 +168,12 @@ class Speeding:
         wanted, self._awaited = self._used(inputs), []
         with untimed():
             if wanted or self._undecided(step, inputs):
-                jobs = self._needed(step, inputs)
+                try:
+                    jobs = self._needed(step, inputs)
+                except Exception as error:  # as where Triton finds no compiler: the step is captured all the same
+                    self._refuse("kernels", error)
+                    self.recipe.use_kernels(about(len(inputs.rows[0])), False)
+                    return captured(step, inputs, laid, self.pool)
                 if not compiling().ready(jobs):
                     self._awaited, wanted = jobs, False
                 elif not wanted:

@@ -368,6 +368,9 @@ class FusedRun(Run):
     def wait(self) -> None:
         self.ahead.wait()
 
+    def put_off(self, wanted: bool) -> None:
+        self.fused.recipe.audits.put_off = wanted
+
     def drain(self) -> None:
         self.ahead.drain()
 

@@ -149,6 +149,8 @@ class PackedRun(Run):
                         yield told
         finally:
             self.worker.account.charge_by(None)
+            if self._weighing is not None:
+                self._weighing.rest()
             self.worker.trials.train_beside(tuple)
             for part in self._parts.values():
                 part.events.close()
