@@ -11,7 +11,7 @@ from penstock.bundle import Bundle, Job, Left, Measured, Placement, StateSaved, 
 from penstock.errors import TaskError
 from penstock.speed.sizes import best_size
 from penstock.training.checkpoint import load
-from penstock.training.fused import measuring, speeding
+from penstock.training.fused import measuring, recording, speeding
 from penstock.training.fused.bundle import Fused
 from penstock.training.fused.compiled import FastStep
 from penstock.training.fused.measuring import Measuring
@@ -481,6 +481,22 @@ def test_where_fusing_is_slower_it_says_so(driven, monkeypatch):
     assert first.size == 1
     assert "not worth it" in first.reason
     driven.assert_as_alone(*range(6))
+
+
+@pytest.mark.parametrize("size", [None, 4])
+def test_a_capture_that_fails_is_said_once_and_the_size_is_measured_on_plain_steps(driven, monkeypatch, size):
+    fake_times(monkeypatch, lambda size: 1.0 + 0.1 * size)
+    monkeypatch.setattr(Worker, "on_gpu", True)
+    monkeypatch.setattr(Worker, "synchronize", lambda self: None)
+    monkeypatch.setattr(recording, "records", lambda device: True)
+    monkeypatch.setattr(recording, "Recording", None)
+    driven.place(*(driven.placement(trial, 6) for trial in range(4)), size=size)
+    driven.go_on()
+    said = [e.reason for e in driven.measured()]
+    assert sum("not captured: 'NoneType' object is not callable" in reason for reason in said) == 1
+    tables = [sorted(e.table) for e in driven.measured() if e.table]
+    assert tables == ([[1, 2, 4]] if size is None else [])
+    driven.assert_as_alone(*range(4))
 
 
 def test_an_error_in_the_first_steps_alone_is_the_first_trials(tmp_path, monkeypatch):

@@ -162,8 +162,8 @@ class FusedRun(Run):
             entry = self.worker.account.open(training.step)
             self.members.append(FusedMember(placement, training, entry, placement.state))
         unmeasured = self.fused.recipe.size is None and self.measuring is None and len(self.members) > 1
-        if entering and unmeasured and not self._captures:  # a captured step is timed when it is made
-            yield from self._measure_alone()
+        if unmeasured and (entering or not self.fused.recipe.capturable) and not self._captures:
+            yield from self._measure_alone()  # a captured step is timed when it is made, unless it could not be made
         inside = set(map(id, self.fused.trials))
         for member in [m for m in self.members if id(m.training) not in inside]:
             try:
