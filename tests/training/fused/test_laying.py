@@ -9,28 +9,13 @@ from penstock.training.fused import audit, recording, speeding
 from penstock.training.fused.compiled import LaidStep
 from penstock.training.fused.speeding import Speeding
 from tests.tasks import Blobs
+from tests.training.recorded import Called, record
 from tests.training.together import Together, Trials, farthest, go_on
-
-
-class Called:
-    """Stands for a recording: what was to be recorded is called at every replay."""
-
-    def __init__(self, run, written, pool):
-        with recording.unchanged(written):
-            self.made = run()
-        self.run, self.bytes = run, 0
-
-    def replay(self):
-        self.made = self.run()
-
-    def timed(self):
-        return 1.0
 
 
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch):
-    monkeypatch.setattr(recording, "Recording", Called)
-    monkeypatch.setattr(recording, "records", lambda device: True)
+    record(monkeypatch)
     monkeypatch.setattr(audit, "EVERY", 10**6)  # audits have tests of their own
 
 
