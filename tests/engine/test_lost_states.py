@@ -190,7 +190,7 @@ def test_states_that_are_damaged_while_the_study_runs(damage, undisturbed, monke
 
     monkeypatch.setattr(Log, "append", damaging)
     monkeypatch.setattr(Log, "tick", lambda log: None)  # needless states go at once, and others are synced before
-    monkeypatch.setattr("penstock.training.worker.WARM_BYTES", 0)  # no trial stays in memory
+    monkeypatch.setattr("penstock.training.trials.WARM_BYTES", 0)  # no trial stays in memory
     for name in ("halving", "pbt"):
         reports = 0
         assert curves(run(**ALGORITHMS[name])) == undisturbed(name)

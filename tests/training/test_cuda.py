@@ -38,7 +38,7 @@ class Brain(Blobs):
 
 @pytest.mark.parametrize("task", [Blobs(), Half(), Brain()], ids=lambda task: type(task).__name__)
 def test_a_trial_that_was_paused_goes_on_as_if_it_had_not_been(task, monkeypatch):
-    monkeypatch.setattr("penstock.training.worker.WARM_BYTES", 0)  # from disk
+    monkeypatch.setattr("penstock.training.trials.WARM_BYTES", 0)  # from disk
     whole = run(task, ps.Random(budget=4))
     paused = run(task, ps.ASHA(max_budget=4, reduction=2, concurrency=2))
     assert all(t.state in ("finished", "stopped") for t in paused.trials)

@@ -70,7 +70,7 @@ def test_its_forward_runs_once_a_sample_for_trials_alone_fused_and_packed(tmp_pa
     assert Backbone.computed == 90 + 30 + 2, "and twice for two of them, to see that they do not depend on the batch"
     pack.assert_as_alone(*range(4))
     other = ByHand()
-    (features,) = (features for _, features, _ in pack.worker._data._featured)
+    (features,) = (features for _, features, _ in pack.worker.trials.data._featured)
     other.backbone = features.module
     by_hand = curves(packed(other, tmp_path / "by hand"))
     for ours, theirs in zip(curves(pack), by_hand, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 JOINS = 1.05
-"""A bundle joins a pack where the pack's throughput grows by this factor."""
+"""A bundle joins a pack where the pack's throughput grows by this factor; several at once, by as much for each."""
 STAYS = 1.03
 """A pack whose throughput is no more than this times that of its bundles in turn is dissolved."""
 
@@ -37,18 +37,40 @@ def switching(in_turn: float, alone: Sequence[float]) -> float:
     return in_turn - sum(alone)
 
 
+def next_count(count: int, most: int) -> int:
+    """The number of bundles to time together next: one more, and where there are many, half as many again.
+
+    >>> counts = [2]
+    >>> while counts[-1] < 32:
+    ...     counts.append(next_count(counts[-1], 32))
+    >>> counts
+    [2, 3, 4, 6, 9, 13, 19, 28, 32]
+    """
+    return min(most, max(count + 1, count * 3 // 2))
+
+
+def gains(before: tuple[int, float], count: int, sigma: float) -> bool:
+    """Whether so many bundles train enough faster than the number before, whose throughput is known.
+
+    >>> gains((4, 3.0), 5, 3.2), gains((4, 3.0), 6, 3.2)
+    (True, False)
+    """
+    fewer, known = before
+    return sigma >= JOINS ** (count - fewer) * known
+
+
 def how_many(sigmas: Mapping[int, float]) -> int:
     """How many bundles a pack has, of its throughputs by their number; 1 where they are to take turns.
 
     >>> how_many({2: 1.6, 3: 1.9, 4: 1.92}), how_many({2: 1.02}), how_many({})
     (3, 1, 1)
     """
-    best, before = 1, 1.0
+    best = 1, 1.0
     for count, sigma in sorted(sigmas.items()):
-        if sigma < JOINS * before:
+        if not gains(best, count, sigma):
             break
-        best, before = count, sigma
-    return best if before > STAYS else 1
+        best = count, sigma
+    return best[0] if best[1] > STAYS else 1
 
 
 def reason(sigmas: Mapping[int, float]) -> str:

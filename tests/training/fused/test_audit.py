@@ -112,6 +112,17 @@ def test_the_first_step_of_each_kind_is_audited_then_two_replays_then_about_one_
     assert due == [again.due("full", 7, fast=False) for _ in range(1000)]
 
 
+def test_an_audit_that_is_due_while_steps_are_timed_comes_afterwards():
+    audits = Audits(since=-1e9, put_off=True)
+    audits.begin_fast()
+    assert [audits.due("full", 7, fast=True) for _ in range(300)].count(True) == 3, "the first ones come in any case"
+    assert audits.ahead("full") > 100
+    audits.put_off = False
+    assert audits.ahead("full") == 0
+    assert audits.due("full", 7, fast=True)
+    assert not audits.due("full", 7, fast=True)
+
+
 def test_audits_take_a_small_part_of_the_time():
     audits = Audits(spent=1e9)
     assert audits.due("full", 7, fast=False)  # the first of its kind, whatever it costs

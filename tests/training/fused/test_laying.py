@@ -2,33 +2,20 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from penstock.training.fused import audit, recording
+from penstock.training.fused import audit, recording, speeding
 from penstock.training.fused.compiled import LaidStep
+from penstock.training.fused.speeding import Speeding
 from tests.tasks import Blobs
+from tests.training.recorded import Called, record
 from tests.training.together import Together, Trials, farthest, go_on
-
-
-class Called:
-    """Stands for a recording: what was to be recorded is called at every replay."""
-
-    def __init__(self, run, written, pool):
-        with recording.unchanged(written):
-            self.made = run()
-        self.run, self.bytes = run, 0
-
-    def replay(self):
-        self.made = self.run()
-
-    def timed(self):
-        return 1.0
 
 
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch):
-    monkeypatch.setattr(recording, "Recording", Called)
-    monkeypatch.setattr(recording, "records", lambda device: True)
+    record(monkeypatch)
     monkeypatch.setattr(audit, "EVERY", 10**6)  # audits have tests of their own
 
 
@@ -115,6 +102,57 @@ def test_steps_laid_down_at_once_are_those_taken_one_by_one(optimizer, scheduler
         assert not together.recipe.refusals
         both.append([(together.fused.state(one), together.curve(one)) for one in made])
     assert farthest(*both) <= (1e-12, "")
+
+
+class Smoothed(Drawing):
+    """Each trial has a label smoothing of its own."""
+
+    def loss(self, model, batch, config):
+        return F.cross_entropy(model(batch[0]), batch[1], label_smoothing=config["smoothing"])
+
+
+def met(trials):
+    """Trials of unlike smoothing that are about to have a captured step; nothing is known of their best number."""
+    made = [trials.make(n, {"lr": 0.01, "smoothing": 0.1 * n}) for n in range(3)]
+    together = Together().enter(*made).step(2)
+    together.fused.speeding.meet(made)
+    together.fused.speeding.expect(100)
+    return together
+
+
+def test_a_step_alone_is_captured_with_the_trials_own_numbers_and_reads_none_back(monkeypatch):
+    """On a GPU, a capture in which Python reads a tensor is cut off; then no step of the bundle was captured at all."""
+
+    class Recorded(Called):
+        def __init__(self, *given):
+            with monkeypatch.context() as while_recording:
+                for name in ("tolist", "item"):
+                    while_recording.setattr(torch.Tensor, name, lambda tensor: 1 / 0, raising=False)
+                super().__init__(*given)
+
+    monkeypatch.setattr(recording, "Recording", Recorded)
+    together = met(Trials(Smoothed(momentum))).step(1)
+    assert not together.recipe.refusals
+    assert together.recipe.capturable
+    assert together.fused.speeding.take_times().keys() == {1, 3}
+
+
+def test_where_a_step_alone_cannot_be_timed_all_trials_go_on_captured(monkeypatch):
+    monkeypatch.setattr(Called, "timed", lambda self: 1 / 0)
+    together = met(Trials(Smoothed(momentum))).step(1)
+    assert together.fused.fast
+    assert together.recipe.capturable
+    assert together.recipe.size == 3
+    assert together.recipe.refusals == ["timed alone: division by zero"]
+
+
+def test_where_kernels_cannot_be_compiled_at_all_the_step_is_captured_without_them(monkeypatch):
+    monkeypatch.setattr(speeding, "available", lambda device: True)
+    monkeypatch.setattr(Speeding, "_needed", lambda self, step, inputs: 1 / 0)
+    together = met(Trials(Smoothed(momentum))).step(1)
+    assert together.fused.fast
+    assert together.recipe.refusals == ["kernels: division by zero"]
+    assert together.recipe.kernels == {2: False}, "which is not tried again"
 
 
 def test_trials_come_and_go_between_leaps():

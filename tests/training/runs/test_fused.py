@@ -17,11 +17,13 @@ from penstock.training.fused.compiled import FastStep
 from penstock.training.fused.measuring import Measuring
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.ways import Native
+from penstock.training.runs import ahead
 from penstock.training.runs import base as runs
 from penstock.training.runs import fused as fused_run
 from penstock.training.worker import Worker
 from penstock.trial import Report
 from tests.tasks import Blobs
+from tests.training.recorded import accelerate
 from tests.training.together import Alone, Trials
 
 LRS = (0.3, 0.1, 0.03, 0.01, 0.2, 0.02)
@@ -483,6 +485,59 @@ def test_where_fusing_is_slower_it_says_so(driven, monkeypatch):
     driven.assert_as_alone(*range(6))
 
 
+@pytest.mark.parametrize("size", [None, 4])
+def test_a_capture_that_fails_is_said_once_and_the_size_is_measured_on_plain_steps(driven, monkeypatch, size):
+    fake_times(monkeypatch, lambda size: 1.0 + 0.1 * size)
+    accelerate(monkeypatch, None)
+    driven.place(*(driven.placement(trial, 6) for trial in range(4)), size=size)
+    driven.go_on()
+    said = [e.reason for e in driven.measured()]
+    assert sum("not captured: 'NoneType' object is not callable" in reason for reason in said) == 1
+    tables = [sorted(e.table) for e in driven.measured() if e.table]
+    assert tables == ([[1, 2, 4]] if size is None else [])
+    driven.assert_as_alone(*range(4))
+
+
+def test_a_pause_in_the_middle_of_steps_that_were_laid_down_at_once_costs_no_bit(driven, monkeypatch):
+    accelerate(monkeypatch)
+    monkeypatch.setattr(ahead, "FIRST", 3)
+    leapt, leap = [], Fused.leap
+
+    def noted(fused, most):
+        leapt.append(leap(fused, most))
+        return leapt[-1]
+
+    def amid(event=None):
+        """Whether several steps were laid down just now, and no unit ended with them."""
+        return leapt[-1:] in ([2], [3]) and all(trial.unit_step for trial in driven.worker.training.fused.trials)
+
+    def go_on():
+        """Train until units are in the middle of a leap's steps; then the trials are asked to leave."""
+        leapt.clear()
+        while not amid():
+            driven.events += [event for event in [driven.worker.advance()] if event is not None]
+
+    monkeypatch.setattr(Fused, "leap", noted)
+    placements = [driven.placement(trial, 6) for trial in range(3)]
+    driven.place(*placements)
+    go_on()
+    driven.place(placements[0], placements[2])  # one leaves, and comes back from its state
+    driven.go_on(lambda e: isinstance(e, TrialStopped))
+    placements[1] = driven.placement(1, 6, driven.left(1).state)
+    driven.place(*placements)
+    go_on()
+    driven.place()  # all leave
+    driven.go_on()
+    stopped = [driven.of(trial, TrialStopped)[-1] for trial in range(3)]
+    assert all(one.state.step % 6 for one in stopped), "in the middle of a unit"
+    driven.place(*(driven.placement(trial, 6, one.state) for trial, one in enumerate(stopped)), name="b")
+    driven.events = [e for e in driven.events if not isinstance(e, TrialStopped)]
+    driven.go_on()
+    assert [type(driven.left(trial)) for trial in range(3)] == [TrialFinished] * 3
+    assert not driven.worker._recipes["signature"][0].refusals
+    driven.assert_as_alone(0, 1, 2)
+
+
 def test_an_error_in_the_first_steps_alone_is_the_first_trials(tmp_path, monkeypatch):
     fake_times(monkeypatch, lambda size: 1.0)
     driven = Driven(Raising(), tmp_path)
@@ -781,8 +836,8 @@ def test_trials_of_a_bundle_that_does_not_pay_go_on_as_they_are_without_a_state(
     assert begun[0].step > 0
     for trial in range(4):
         again = driven.placement(trial, 3)
-        assert driven.worker.begin_task(again) is begun[trial], "it is not made again either"
-        driven.worker.keep_begun(again, begun[trial])
+        assert driven.worker.trials.begin_task(again) is begun[trial], "it is not made again either"
+        driven.worker.trials.keep_begun(again, begun[trial])
         driven.worker.place(Bundle("b", ("cpu",), (again,), "solo"))
         driven.go_on()
     driven.events = [e for e in driven.events if not isinstance(e, TrialStopped)]

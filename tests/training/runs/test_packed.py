@@ -374,7 +374,7 @@ def test_a_sample_is_read_once_for_all_trials_whatever_their_batch_sizes(tmp_pat
     assert train - 4 * 90 < 250 < apart - 4 * 90, "but for the first steps, of trials that began alone, and audits"
     assert valid < 5 * 30 < 5 * 4 * 30
     pack.assert_as_alone(*range(5))
-    sources = [source for _, data in pack.worker._data.loaded for source in (data.train, data.valid)]
+    sources = [source for _, data in pack.worker.trials.data.loaded for source in (data.train, data.valid)]
     assert not any(common._kept or common._fronts for source in sources for common in source._commons.values())
 
 
@@ -385,7 +385,7 @@ def test_a_bound_on_what_is_kept_costs_reads_and_no_bit(tmp_path, monkeypatch):
     pack.declare()
     while not pack.worker.idle:
         pack.advance(1)
-        for _, data in pack.worker._data.loaded if pack.worker._data else ():
+        for _, data in pack.worker.trials.data.loaded if pack.worker.trials.data else ():
             assert all(common._bytes <= 3000 for common in data.train._commons.values())
     pack.assert_as_alone(*range(5))
 
@@ -401,7 +401,7 @@ def test_a_sample_that_cannot_be_read_fails_only_the_trials_that_come_to_it(tmp_
     pack = reading(tmp_path, task, units=1, sizes=(30, 16, 7, 30))
     pack.declare()
     pack.advance(3)
-    ((_, data),) = pack.worker._data.loaded
+    ((_, data),) = pack.worker.trials.data.loaded
     task.sets[0].missing = int(data.train.order(0)[50])
     pack.go_on()
     assert [isinstance(pack.left(trial), TrialFinished) for trial in range(4)] == [False, True, True, False]
@@ -424,7 +424,7 @@ def test_a_dataset_with_a_state_of_its_own_is_read_by_each_trial(tmp_path):
     pack = reading(tmp_path, task)
     pack.declare()
     pack.go_on()
-    ((_, data),) = pack.worker._data.loaded
+    ((_, data),) = pack.worker.trials.data.loaded
     assert data.train._commons is None
     assert data.valid._commons is not None
     assert task.sets[0].asked.total() > 5 * 2 * 90 - 100

@@ -12,9 +12,9 @@ from penstock.training.runs.weighing import STEPS, Weighing
 class Clocked(Run):
     """A run whose steps take as long as the test says, alone and beside so many others."""
 
-    def __init__(self, alone):
-        super().__init__(None, Bundle("a", ("gpu",), ()))
-        self.alone, self.fast = alone, True
+    def __init__(self, alone, signature=""):
+        super().__init__(None, Bundle("a", ("gpu",), (), signature=signature))
+        self.alone, self.fast, self.undisturbed = alone, True, False
 
     over = property(lambda self: False)
     settled = property(lambda self: self.fast)
@@ -24,6 +24,9 @@ class Clocked(Run):
 
     def events(self):
         yield None
+
+    def put_off(self, wanted):
+        self.undisturbed = wanted
 
     def step(self):
         self.steps += 1
@@ -36,10 +39,13 @@ def weigh(monkeypatch, runs, seconds):
     weighing = Weighing(runs)
     while not weighing.done:
         active.append(tuple(runs.index(run) for run in weighing.active))
+        timed = weighing.active if weighing._began is not None else ()
+        assert [run for run in runs if run.undisturbed] == [*timed]
         clock[0] += seconds(weighing.active)
         for run in weighing.active:
             run.step()
         weighing.look()
+    assert not any(run.undisturbed for run in runs)
     return weighing, list(dict.fromkeys(active))
 
 
@@ -66,6 +72,22 @@ def test_bundles_join_one_by_one_while_they_gain(monkeypatch):
     assert active[6:] == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
     assert weighing.sigmas == {2: pytest.approx(2), 3: pytest.approx(3), 4: pytest.approx(4 / 9)}
     assert weighing.size == 3
+
+
+def test_of_many_bundles_several_join_at_once(monkeypatch):
+    def seconds(active):
+        return at_once(active) if len(active) <= 13 else in_turn(active)
+
+    weighing, active = weigh(monkeypatch, [Clocked(0.001) for _ in range(32)], seconds)
+    assert [len(together) for together in active[33:]] == [2, 3, 4, 6, 9, 13, 19]
+    assert weighing.size == 13
+
+
+def test_bundles_that_are_alike_are_timed_alone_once(monkeypatch):
+    runs = [Clocked(0.001 * (1 + kind), f"kind {kind}") for kind in range(2) for _ in range(3)]
+    weighing, active = weigh(monkeypatch, runs, in_turn)
+    assert active == [(0, 1, 2, 3, 4, 5), (0,), (3,), (0, 1)]
+    assert weighing.sigmas == {2: pytest.approx(1.0)}
 
 
 def test_what_was_timed_holds_on_when_a_part_leaves_and_of_a_newcomer_only_its_own_times_are_missing(monkeypatch):

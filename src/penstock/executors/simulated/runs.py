@@ -159,7 +159,7 @@ class Trained(Source):
                 self._worker.place(self._bundle(self.budget))
                 self._began = True
             while True:
-                self._worker.save_with_reports_alone()  # the real clock decides when other states are saved
+                self._worker.trials.save_with_reports_alone()  # the real clock decides when other states are saved
                 event = self._worker.advance()
                 if event is not None:
                     assert isinstance(event, UnitEnded)

@@ -56,6 +56,7 @@ class Audits:
     spent: float = 0.0  # seconds of audits
     since: float = field(default_factory=time.perf_counter)
     off: bool = False  # for want of memory
+    put_off: bool = False  # while steps are timed: an audit that is due in between comes afterwards
     faster: set[object] = field(default_factory=set)  # the kinds of faster steps that there were
 
     def begin_fast(self, kind: object = "") -> None:
@@ -90,7 +91,7 @@ class Audits:
         if (kind, True) not in self.seen:
             return 0
         early = [number - self.replays for number in EARLY if number > self.replays]
-        return max(0, min(self.left, *early, EVERY) - 1)
+        return max(0, min(EVERY if self.put_off else self.left, *early, EVERY) - 1)
 
     def skip(self, steps: int) -> None:
         """Count some steps, by a faster step, that were not audited."""
@@ -106,7 +107,7 @@ class Audits:
         if fast:
             self.replays += 1
             first = first or self.replays in EARLY
-        if not first and self.left > 0:
+        if not first and (self.left > 0 or self.put_off):
             return False
         if self.left <= 0:
             self.left = random.Random(f"audit {seed}").randint(EVERY // 2, 3 * EVERY // 2)

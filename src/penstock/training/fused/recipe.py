@@ -38,7 +38,7 @@ class Recipe:
     alone: str | None = None  # why trials are measured one by one
     size: int | None = None  # the most trials that a step computes at once
     reason: str = ""  # why this size, as it was told last
-    told: tuple[str, str | None] | None = None  # the way and ``alone``, as they were told last
+    told: tuple[str, str | None, int] | None = None  # the way, ``alone`` and how many refusals, as they were told last
     compilable: bool = True
     capturable: bool = True
     pace: tuple[int, float] | None = None  # how many trials took a plain step last, and its seconds
@@ -70,12 +70,12 @@ class Recipe:
 
     @property
     def news(self) -> bool:
-        """Whether the way, or how trials are measured, has changed since it was told."""
-        return self.told != (self.named, self.alone)
+        """Whether the way, how trials are measured, or what cannot be done has changed since it was told."""
+        return self.told != (self.named, self.alone, len(self.refusals))
 
     def tell(self, reason: str) -> str:
         """The reason for the size with all that was refused, as it is told now."""
-        self.reason, self.told = reason, (self.named, self.alone)
+        self.reason, self.told = reason, (self.named, self.alone, len(self.refusals))
         if self.refusals:
             reason += f"; not {'; not '.join(self.refusals)}"
         if self.way is not None and self.way.parting.reason:

@@ -9,6 +9,7 @@ this one does: until they are there, the step is captured without them.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -167,7 +168,12 @@ class Speeding:
         wanted, self._awaited = self._used(inputs), []
         with untimed():
             if wanted or self._undecided(step, inputs):
-                jobs = self._needed(step, inputs)
+                try:
+                    jobs = self._needed(step, inputs)
+                except Exception as error:  # as where Triton finds no compiler: the step is captured all the same
+                    self._refuse("kernels", error)
+                    self.recipe.use_kernels(about(len(inputs.rows[0])), False)
+                    return captured(step, inputs, laid, self.pool)
                 if not compiling().ready(jobs):
                     self._awaited, wanted = jobs, False
                 elif not wanted:
@@ -177,11 +183,19 @@ class Speeding:
 
     def _time(self, made: CapturedStep, step: Step, inputs: Inputs) -> None:
         """Time a step of all trials and one of a trial alone, where nothing is known of how many should be together."""
-        count = len(inputs.rows[0])
-        if self.recipe.size is None and count > 1 and not self.times:
+        count, device = len(inputs.rows[0]), inputs.rows[0].device
+        if self.recipe.size is not None or count < 2 or self.times:
+            return
+        first = replace(inputs.part(0, 1), numbers=step.way.numbers(0, 1, device))  # which a recording cannot read back
+        try:
             with kernels(False):
-                alone = CapturedStep(step, inputs.part(0, 1), self.pool)
+                alone = CapturedStep(step, first, self.pool)
             self.times = {1: _seconds(alone, inputs), count: _seconds(made, inputs)}
+        except Exception as error:  # the step of all trials is there, and is not given up for want of a comparison
+            self._refuse("timed alone", error)
+            self.recipe.limit(count)
+        finally:
+            step.way.numbers(0, count, device)  # a run is of all trials again
 
     def _used(self, inputs: Inputs) -> bool:
         return self.recipe.kernels.get(about(len(inputs.rows[0])), False)

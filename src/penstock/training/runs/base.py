@@ -69,6 +69,9 @@ class Run(ABC):
     def wait(self) -> None:  # noqa: B027 (a run that enqueues nothing ahead is never busy)
         """Block until the run is not busy."""
 
+    def put_off(self, wanted: bool) -> None:  # noqa: B027 (a run that takes nothing but steps has nothing to put off)
+        """Take steps alone for a while, as they are timed: what else would come between two of them comes later."""
+
     def drain(self) -> None:  # noqa: B027 (the same)
         """Block until the device has computed everything that the run enqueued."""
 

@@ -118,7 +118,7 @@ class FusedRun(Run):
                 rows = (yield from self._evaluate(ended)) if ended else []
                 worker.account.charge([member.entry for member in self.members], time.perf_counter() - began)
                 yield from self._measured(size)
-                due = time.perf_counter() - saved > len(self.members) * worker.save_cost / SAVING
+                due = time.perf_counter() - saved > len(self.members) * worker.trials.save_cost / SAVING
                 fused.take_metrics(ended, rows)
                 peak = worker.account.peak_bytes(max(fused.fast.bytes, fused.measures.bytes)) if ended else None
                 yield from self._take_out_failed()
@@ -153,17 +153,17 @@ class FusedRun(Run):
         for placement in entering:
             self.seen.add(key(placement))
             try:
-                for _ in self.worker.regrow(placement):
+                for _ in self.worker.trials.regrow(placement):
                     yield None
-                training = self.worker.begin_task(placement)
+                training = self.worker.trials.begin_task(placement)
             except Exception as error:
                 yield failed(placement, error)
                 continue
             entry = self.worker.account.open(training.step)
             self.members.append(FusedMember(placement, training, entry, placement.state))
         unmeasured = self.fused.recipe.size is None and self.measuring is None and len(self.members) > 1
-        if entering and unmeasured and not self._captures:  # a captured step is timed when it is made
-            yield from self._measure_alone()
+        if unmeasured and (entering or not self.fused.recipe.capturable) and not self._captures:
+            yield from self._measure_alone()  # a captured step is timed when it is made, unless it could not be made
         inside = set(map(id, self.fused.trials))
         for member in [m for m in self.members if id(m.training) not in inside]:
             try:
@@ -203,7 +203,7 @@ class FusedRun(Run):
 
     def _stop(self, member: FusedMember) -> TrialStopped:
         where = replace(member.placement, state=member.state)
-        kept = self.dissolving and self.worker.keep_begun(where, member.training)
+        kept = self.dissolving and self.worker.trials.keep_begun(where, member.training)
         if any(member.training is trial for trial in self.fused.trials):
             if member.moved and not kept:
                 self._save(member)
@@ -368,6 +368,9 @@ class FusedRun(Run):
     def wait(self) -> None:
         self.ahead.wait()
 
+    def put_off(self, wanted: bool) -> None:
+        self.fused.recipe.audits.put_off = wanted
+
     def drain(self) -> None:
         self.ahead.drain()
 
@@ -411,11 +414,11 @@ class FusedRun(Run):
         assert member.state is not None
         self.fused.leave(trial)
         self.members.remove(member)
-        self.worker.keep_warm(member.state, trial, None)
+        self.worker.trials.keep_warm(member.state, trial, None)
         return TrialFinished(member.placement.trial, member.placement.attempt)
 
     def _save(self, member: FusedMember) -> StateRef:
-        state = self.worker.save(member.placement, self.fused.state(member.training))
+        state = self.worker.trials.save(member.placement, self.fused.state(member.training))
         member.saved(state)
         return state
 

@@ -50,7 +50,7 @@ class GangRun(OneTrial):
                 yield Gathering(replace(bundle, meeting=meeting))
             else:
                 gang = Gang.join(bundle.meeting, bundle.rank, count, worker.torch_device)
-            run = worker.begin_spread(self.placement)
+            run = worker.trials.begin_spread(self.placement)
             self._entry = worker.account.open(run.step)
             for _ in gang.waits():
                 yield None
@@ -128,7 +128,7 @@ class GangRun(OneTrial):
                 if self._quiet <= 0 or metrics is not None:
                     quiet = max(1, min(1000, int(TALK / max(now - stepped, FREE))))
                     ends = metrics is not None and run.unit >= self.budget
-                    due = now - saved > worker.save_cost / SAVING
+                    due = now - saved > worker.trials.save_cost / SAVING
                     ends, due, leaves, self._quiet = run.gang.hear(ends, due, self.leaving, quiet)
                 self._quiet -= 1
                 if ends or due or leaves:
@@ -186,7 +186,7 @@ class GangRun(OneTrial):
 
     def _save(self, run: Distributed) -> float:
         if (state := run.told_state()) is not None:
-            self._state = self.worker.save(self.placement, state)
+            self._state = self.worker.trials.save(self.placement, state)
         return time.perf_counter()
 
     def _measured(self, scaling: dict[int, float], reason: str) -> Measured:

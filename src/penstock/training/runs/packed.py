@@ -137,7 +137,7 @@ class PackedRun(Run):
         return Measured("pack", self.worker.device, "packing", found.sigmas, found.size, why, "packed")
 
     def events(self) -> Events:
-        self.worker.train_beside(lambda: [one for part in self._parts.values() for one in part.run.reading])
+        self.worker.trials.train_beside(lambda: [one for part in self._parts.values() for one in part.run.reading])
         try:
             while self._parts:
                 yield self._advance(self._next())
@@ -149,7 +149,9 @@ class PackedRun(Run):
                         yield told
         finally:
             self.worker.account.charge_by(None)
-            self.worker.train_beside(tuple)
+            if self._weighing is not None:
+                self._weighing.rest()
+            self.worker.trials.train_beside(tuple)
             for part in self._parts.values():
                 part.events.close()
 
@@ -239,8 +241,8 @@ class PackedRun(Run):
         self._divide()
         if part is not self._now:
             if self._now is not None:
-                self._now.leave_off(self.worker.kept)
-            self.worker.outside(part.take_up())
+                self._now.leave_off(self.worker.trials.kept)
+            self.worker.trials.outside(part.take_up())
             self._now, self._began = part, time.perf_counter()
         self.worker.account.charge_by(partial(self._charged, part))
         self._turns += 1

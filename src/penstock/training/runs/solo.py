@@ -47,20 +47,20 @@ class SoloRun(OneTrial):
         steps: Generator[Metrics | None, None, None] | None = None
         training: Trainable | None = None
         try:
-            for free in worker.regrow(placement):
+            for free in worker.trials.regrow(placement):
                 yield None
                 if self.leaving and free:
                     self._over = True
                     yield placement.turned_away(worker.job.study)
                     return
-            training = self._training = worker.begin(placement)
+            training = self._training = worker.trials.begin(placement)
             if parts > 1 and (reason := training.divide(parts)):
                 raise MemoryError(f"Its batch does not fit into memory, nor can it be taken in parts: {reason}.")
             entry, steps = account.open(training.step), training.steps()
             for metrics in steps:
                 now = time.perf_counter()
                 self.steps += 1
-                due = now - saved > worker.save_cost / SAVING
+                due = now - saved > worker.trials.save_cost / SAVING
                 if metrics is None:
                     if due and training.can_stop and (state := self._save(training)) is not None:
                         yield StateSaved(trial, attempt, state)
@@ -106,8 +106,8 @@ class SoloRun(OneTrial):
     def _save(self, training: Trainable) -> StateRef | None:
         if (state := training.state()) is None:
             return None
-        ref = self.worker.save(self.placement, state)
+        ref = self.worker.trials.save(self.placement, state)
         self.placement = replace(self.placement, state=ref, inherited=False)  # where it would begin again
         if training.unit >= self.budget:
-            self.worker.keep_warm(ref, training, state.get("random"))
+            self.worker.trials.keep_warm(ref, training, state.get("random"))
         return ref

@@ -1,15 +1,17 @@
-"""The gain of a pack, timed on steps that count as training: each part alone, and one more together after another.
+"""The gain of a pack, timed on steps that count as training: each part alone, and more and more of them together.
 
 First all parts train together until their steps are as fast as they will soon be. Then parts rest while others are
-timed. What was timed holds on when a part leaves, and of a newcomer only its own times are missing.
+timed. What was timed holds on when a part leaves, and of a newcomer only its own times are missing. Windows cost what
+the device could train meanwhile, so there are few: parts that are alike are timed alone once, and where there are many
+parts, several join at once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
-from penstock.speed.packing import JOINS, how_many, throughput
+from penstock.speed.packing import gains, how_many, next_count, throughput
 from penstock.training.runs.base import Run
 
 STEPS, SECONDS = 20, 0.2
@@ -26,6 +28,7 @@ class Weighing:
         self.runs = list(runs)
         self.sigmas: dict[int, float] = {}
         self._alone: dict[Run, float] = {}  # seconds of a step
+        self._alike: dict[Hashable, float] = {}  # the same, of runs of so many trials of a signature
         self._began: float | None = None  # of the window; None while its runs settle
         self._first = time.perf_counter()  # when the runs began to settle
         self._window: list[tuple[Run, int]] = []  # its runs, with the steps that each had taken before
@@ -45,7 +48,13 @@ class Weighing:
         self.runs.remove(run)
         self.sigmas = {count: sigma for count, sigma in self.sigmas.items() if count <= place}
         if any(run is one for one, _ in self._window):
-            self._began, self._window = None, []
+            self.rest()
+
+    def rest(self) -> None:
+        """End the window, or give it up."""
+        for run, _ in self._window:
+            run.put_off(False)
+        self._began, self._window = None, []
 
     @property
     def done(self) -> bool:
@@ -53,8 +62,8 @@ class Weighing:
         if any(run not in self._alone for run in self.runs):
             return False
         counts = sorted(self.sigmas)
-        before = self.sigmas.get(counts[-1] - 1, 1.0) if counts else 1.0
-        lost = bool(counts) and self.sigmas[counts[-1]] < JOINS * before
+        before = (counts[-2], self.sigmas[counts[-2]]) if len(counts) > 1 else (1, 1.0)
+        lost = bool(counts) and not gains(before, counts[-1], self.sigmas[counts[-1]])
         return lost or len(self.runs) < 2 or (bool(counts) and counts[-1] == len(self.runs))
 
     @property
@@ -82,27 +91,43 @@ class Weighing:
             run.drain()
         self._tries += 1
         if sum(run.interrupted for run, _ in self._window) > self._interrupted and self._tries < TRIES:
-            self._began, self._window = None, []
+            self.rest()
         else:
             self._end(time.perf_counter() - self._began, taken)
         if not self.done:
             self._begin()
 
     def _settle(self) -> None:
-        self._began, self._window, self._first = None, [], time.perf_counter()
+        self.rest()
+        self._first = time.perf_counter()
 
     def _begin(self) -> None:
         for run in self.runs:
             run.drain()
+            if run not in self._alone and (known := self._alike.get(_kind(run))) is not None:
+                self._alone[run] = known
+        if self.done:
+            return
         alone = next(([run] for run in self.runs if run not in self._alone), None)
-        chosen = alone or self.runs[: 2 + len(self.sigmas)]
+        chosen = alone or self.runs[: next_count(max(self.sigmas, default=1), len(self.runs))]
+        for run in chosen:
+            run.put_off(True)
         self._interrupted = sum(run.interrupted for run in chosen)
         self._began, self._window = time.perf_counter(), [(run, run.steps) for run in chosen]
 
     def _end(self, seconds: float, taken: Sequence[int]) -> None:
         each = {run: seconds / steps for (run, _), steps in zip(self._window, taken, strict=True)}
         if len(each) == 1:
-            self._alone.update(each)
+            ((run, step),) = each.items()
+            self._alone[run] = step
+            if (kind := _kind(run)) is not None:
+                self._alike[kind] = step
         else:
             self.sigmas[len(each)] = throughput([self._alone[run] for run in each], list(each.values()))
-        self._began, self._window, self._tries = None, [], 0
+        self.rest()
+        self._tries = 0
+
+
+def _kind(run: Run) -> Hashable:
+    """What runs have in common that take as long alone; None where nothing tells."""
+    return (type(run), run.bundle.signature, len(run.bundle.placements)) if run.bundle.signature else None
