@@ -47,11 +47,12 @@ def signature(
     optimizer: torch.optim.Optimizer,
     batch_size: int,
     reads: Mapping[str, Any],
+    besides: Mapping[str, Any],
 ) -> str:
     """The string that is equal for trials that can be one model; raises ``Unfusable`` for a trial that never can.
 
     ``looks`` are the model's ``attributes`` before its first forward, ``reads`` the values that the task's loss,
-    metrics and data took from the config.
+    metrics and data took from the config, and ``besides`` those that they find elsewhere.
     """
     if task.precision == "fp16":
         raise Unfusable('precision "fp16" has a gradient scale of its own for each trial: use "bf16" to fuse')
@@ -67,6 +68,8 @@ def signature(
         f"batch {batch_size} {task.precision} {task.clip_grad_norm} {task.unit_steps}",
         f"reads {compared(dict(sorted(reads.items())))}",
     ]
+    if besides:
+        parts.append(f"besides {compared(dict(sorted(besides.items())))}")
     of_all = "\n".join(part.replace(f"batch {batch_size} ", "batch ", 1) for part in parts)
     digest = hashlib.blake2b(of_all.encode(), digest_size=12).hexdigest()
     return Signature.of(f"{batch_size}.{digest}", parts)  # as ``family`` and ``batch_size`` read it

@@ -22,6 +22,7 @@ from penstock.training.fused.step import Inputs, Step, Torn, hooked, whole_or_to
 from penstock.training.fused.watching import Again, Drew, Numbered, Unclear, Unreached
 from penstock.training.fused.ways import Way
 from penstock.training.loop import Training
+from penstock.training.schedulers import reads_state
 
 
 class Stepping:
@@ -53,7 +54,7 @@ class Stepping:
 
     def enter(self, trial: Training) -> None:
         """Give a trial a row."""
-        if hooked(trial.model) and not self.recipe.own:
+        if not self.recipe.own and (hooked(trial.model) or reads_state(trial.scheduler)):
             self._step_own()
         if self.rows is None:
             self.rows = self._stack_for(trial, self.capacity)
