@@ -289,16 +289,15 @@ def _dry_gradients(training: Training, batch: Any, name: str) -> None:
             f"{name}.loss must return a scalar tensor that depends on the model's parameters, got {sort(loss)}: take "
             "its mean or sum."
         )
-    grads: tuple[Any, ...] = ()
-    if loss.requires_grad:
-        params = [p for p in model.parameters() if p.requires_grad]
-        grads = torch.autograd.grad(loss, params, allow_unused=True) if params else ()
-    if all(g is None for g in grads):
+    if reaches := loss.requires_grad:
+        del loss
+        training.backward(batch)
+        reaches = any(p.grad is not None for p in model.parameters())
+    if not reaches:
         raise TaskError(
             f"{name}.loss does not depend on the model's parameters: compute it from model(...) without detach(), "
             "no_grad() or a second model."
         )
-    training.backward(batch)
 
 
 def _dry_metrics(training: Training, name: str) -> tuple[str, ...]:

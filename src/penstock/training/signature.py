@@ -85,6 +85,11 @@ def attributes(model: nn.Module) -> list[str]:
     named = Comparing(names | {id(module): f"module {path}" for path, module in model.named_modules()})
     for path, module in model.named_modules():
         kind = type(module)
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise Unfusable(
+                f"the module {path or kind.__name__} has a backward hook, which would see the gradients of all trials "
+                "at once: use a hook of a parameter, or a torch.autograd.Function in the forward"
+            )
         free = {attribute for attribute, _ in PER_TRIAL.get(kind, ())}
         parts.append(f"module {path} {named(kind)}")
         computed = computed_before(module) | _COMPILED
@@ -108,6 +113,11 @@ def attributes(model: nn.Module) -> list[str]:
             if is_lazy(p):
                 where = f"{path}.{name}".lstrip(".")
                 raise Unfusable(f"{where} gets its shape in the first forward, which does not reach it: give its shape")
+            if p is not None and p.is_complex():
+                raise Unfusable(
+                    f"the parameter {f'{path}.{name}'.lstrip('.')} is complex, and optimizers step real and imaginary "
+                    "parts apart: keep a real parameter, and use torch.view_as_complex in the forward"
+                )
             shape = None if p is None else (tuple(p.shape), p.dtype, p.requires_grad, params[id(p)])
             parts.append(f" parameter {name} {shape}")
         for name, b in module._buffers.items():

@@ -211,6 +211,8 @@ def _in_float64(step: Step, inputs: Inputs, alone: Alone) -> tuple[Grads, Grads]
     trial = alone.trial
     model = copied(alone.plain).double().train()
     model.load_state_dict(trial.model.state_dict())
+    for one, buffer in zip(model.buffers(), trial.model.buffers(), strict=True):  # also those that no state has
+        one.copy_(buffer)
     for path, module in trial.model.named_modules():
         for name, _ in PER_TRIAL.get(type(module), ()):
             setattr(model.get_submodule(path), name, getattr(module, name))
