@@ -304,10 +304,11 @@ def measuring(run: Callable[[], None]) -> float:
     bundle whose size is known does that too.
     """
     from penstock.training.fused.bundle import Fused
+    from penstock.training.fused.stepping import Stepping
 
     steps: list[tuple[bool, int, float]] = []  # whether the step is part of a measurement, its trials, its seconds
     alone, finding = 0.0, 0.0
-    plain, plain_alone, plain_find = Fused.step, Fused.step_alone, Fused._find_way
+    plain, plain_alone, plain_find = Fused.step, Fused.step_alone, Stepping._find_way
 
     def step(self: Fused, measuring: Any = None) -> None:
         trials, began = len(self.behind()), time.perf_counter()
@@ -320,14 +321,15 @@ def measuring(run: Callable[[], None]) -> float:
         plain_alone(self, trial)
         alone += time.perf_counter() - began
 
-    def find_way(self: Fused, *args: Any) -> Any:
+    def find_way(self: Stepping, *args: Any) -> Any:
         nonlocal finding
         began = time.perf_counter()
         way = plain_find(self, *args)
         finding += time.perf_counter() - began
         return way
 
-    with mock.patch.multiple(Fused, step=step, step_alone=step_alone, _find_way=find_way):
+    finds = mock.patch.object(Stepping, "_find_way", find_way)
+    with mock.patch.multiple(Fused, step=step, step_alone=step_alone), finds:
         began = time.perf_counter()
         run()
         whole = time.perf_counter() - began

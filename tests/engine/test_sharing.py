@@ -11,8 +11,8 @@ from torch import nn
 
 import penstock as ps
 from penstock.log.events import Measured, Placed
-from penstock.training.fused import bundle as fused
 from penstock.training.fused import measuring
+from penstock.training.fused.stepping import Stepping
 from tests.studies import log, studies
 from tests.tasks import Augmented, Blobs, Noisy
 
@@ -298,7 +298,7 @@ def test_where_fusing_is_slower_trials_train_solo(monkeypatch):
 
 
 def test_simulated_lack_of_memory_halves_the_bundle_and_loses_nothing(monkeypatch):
-    step = fused.Fused._step
+    step = Stepping._step
 
     def short_of_memory(self, first, last, *rest):
         if last - first > 2:
@@ -306,7 +306,7 @@ def test_simulated_lack_of_memory_halves_the_bundle_and_loses_nothing(monkeypatc
             raise torch.OutOfMemoryError("simulated")
         return step(self, first, last, *rest)
 
-    monkeypatch.setattr(fused.Fused, "_step", short_of_memory)
+    monkeypatch.setattr(Stepping, "_step", short_of_memory)
     result = study(trials=6, algorithm=ps.Random(budget=2)).run(progress=False, sharing="fused")
     assert logged(Measured)[-1].reason == "memory ran out with more than 2 trials together"
     monkeypatch.undo()

@@ -134,3 +134,15 @@ def test_a_task_whose_gradients_are_sparse_is_described():
             return torch.optim.SGD(params, lr=config["lr"])
 
     assert len(run(Sparse()).best.curve) == 1
+
+
+def test_a_task_that_checkpoints_in_the_old_style_trains():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.body, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.last(torch.utils.checkpoint.checkpoint(self.body, self.first(x), use_reentrant=True))
+
+    assert len(run(broken(model=lambda self, config: Checkpointed())).best.curve) == 1

@@ -586,3 +586,50 @@ def test_a_module_that_keeps_a_sparse_tensor_can_be_studied():
     for task in (one, other):
         study = ps.Study(task, space, trials=2, **settings, name=f"s{task is one}")
         assert study.run(progress=False, sharing="solo").best.model() is not None
+
+
+def test_backward_hooks_of_modules_and_complex_parameters_are_refused_by_name():
+    def hooked(config):
+        model = net(nn.ReLU())
+        model[1].register_full_backward_hook(lambda module, given, came: None)
+        return model
+
+    assert signature(Built(hooked)).reason == (
+        "the module 1 has a backward hook, which would see the gradients of all trials at once: use a hook of a "
+        "parameter, or a torch.autograd.Function in the forward"
+    )
+
+    class Phases(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.turn, self.last = nn.Parameter(torch.randn(6, 4, dtype=torch.complex64)), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.last((x.to(torch.complex64) @ self.turn).abs())
+
+    assert signature(Built(lambda config: Phases())).reason == (
+        "the parameter turn is complex, and optimizers step real and imaginary parts apart: keep a real parameter, and "
+        "use torch.view_as_complex in the forward"
+    )
+
+
+def test_a_difference_of_values_that_trials_keep_is_named_by_where_they_are():
+    class Keeps(Blobs):
+        def __init__(self):
+            self.settings = {"scale": 0.0}
+
+        def model(self, config):
+            self.settings["scale"] = config["scale"]
+            return net(nn.ReLU())
+
+        def loss(self, model, batch, config):
+            return self.settings["scale"] * super().loss(model, batch, config)
+
+    from penstock.training.unlike import Signatures
+
+    task, seen, known = Keeps(), Signatures(), []
+    found = [
+        describe(Trials(task).make(number, {"lr": 0.1, "scale": scale}), known, train=False, seen=seen).unlike
+        for number, scale in enumerate((1.0, 2.0))
+    ]
+    assert found[1] == ("self.settings.scale", "self.settings.scale is 1.0 in one trial and 2.0 in another")

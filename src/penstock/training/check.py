@@ -26,13 +26,14 @@ from penstock.training.fused.numbers import Plain, is_number
 from penstock.training.fused.own_numbers import label
 from penstock.training.fused.probing import Probed, masked, numbers_of, probe
 from penstock.training.fused.stacked import Unfusable
-from penstock.training.keeping import look, untouched, written
+from penstock.training.keeping import look, untouched, written, written_by
 from penstock.training.loop import Training
 from penstock.training.random.generators import position, seed_everything
 from penstock.training.random.keyed import unshared
 from penstock.training.reads import ABSENT, ReadConfig
 from penstock.training.returned import made_model
 from penstock.training.runs.base import out_of_memory
+from penstock.training.schedulers import reads_gradients, writes
 from penstock.training.signature import attributes, signature
 from penstock.training.spread.parts import Part
 from penstock.training.uncompiled import step
@@ -70,9 +71,10 @@ def describe(training: Training, known: list[Reads], *, train: bool, seen: Signa
     try:
         if reads.refusal or isinstance(model, str):
             raise Unfusable(model if isinstance(model, str) else reads.refusal)
-        values = {**reads.fixed, **training.data.read, **training.kept.compared()}
+        refuse_scheduler(training)
+        values, besides = {**reads.fixed, **training.data.read}, {**reads.outcomes, **training.kept.compared()}
         looks = masked(model, reads.probed.free)
-        made = signature(training.task, looks, training.model, training.optimizer, training.batch_size, values)
+        made = signature(training.task, looks, training.model, training.optimizer, training.batch_size, values, besides)
     except Unfusable as error:
         return replace(description, reason=str(error))
     unlike = ("", "") if seen is None else seen.unlike(made)
@@ -80,6 +82,23 @@ def describe(training: Training, known: list[Reads], *, train: bool, seen: Signa
         if name.replace('"', "'").removeprefix("config") in unlike[0]:
             unlike = unlike[0], f"{unlike[1]} (a plain number is needed at {line})"
     return replace(description, signature=str(made), batch_size=training.batch_size, unlike=unlike)
+
+
+def refuse_scheduler(training: Training) -> None:
+    """Refuse a scheduler that reads or writes what trials in a bundle do not have of their own."""
+    scheduler = training.scheduler
+    if scheduler is None:
+        return
+    if reads_gradients(scheduler):
+        raise Unfusable(
+            f"{type(scheduler).__name__} reads gradients, which trials do not keep while they are trained together: "
+            "compute what it needs in the loss, as a buffer of the model"
+        )
+    if wrote := written_by(training.task, writes(scheduler)):
+        raise Unfusable(
+            f"{type(scheduler).__name__} writes {wrote}, which the steps of all trials would share: keep it in a "
+            "buffer of the model"
+        )
 
 
 def _state_bytes(training: Training) -> int:
@@ -159,14 +178,18 @@ class Reads:
 
     @property
     def fixed(self) -> Config:
-        """The values that must be equal to fuse, and the outcomes of comparisons."""
+        """The values that must be equal to fuse."""
         read = {name: value for name, value in self.values.items() if label(name) not in self.probed.free}
         free = {name: type(self.values[name]).__name__ for name in self.values if name not in read}
         return {
             **read,
             **({"numbers": sorted(free.items())} if free else {}),
-            **dict.fromkeys(self.probed.outcomes, ""),
         }
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        """The outcomes of comparisons, which must be equal to fuse."""
+        return {compared_at: outcome for compared_at, _, outcome in (o.rpartition(": ") for o in self.probed.outcomes)}
 
 
 def _watched(training: Training, run: Callable[[Training], Result]) -> tuple[Result, Reads]:
@@ -266,16 +289,15 @@ def _dry_gradients(training: Training, batch: Any, name: str) -> None:
             f"{name}.loss must return a scalar tensor that depends on the model's parameters, got {sort(loss)}: take "
             "its mean or sum."
         )
-    grads: tuple[Any, ...] = ()
-    if loss.requires_grad:
-        params = [p for p in model.parameters() if p.requires_grad]
-        grads = torch.autograd.grad(loss, params, allow_unused=True) if params else ()
-    if all(g is None for g in grads):
+    if reaches := loss.requires_grad:
+        del loss
+        training.backward(batch)
+        reaches = any(p.grad is not None for p in model.parameters())
+    if not reaches:
         raise TaskError(
             f"{name}.loss does not depend on the model's parameters: compute it from model(...) without detach(), "
             "no_grad() or a second model."
         )
-    training.backward(batch)
 
 
 def _dry_metrics(training: Training, name: str) -> tuple[str, ...]:

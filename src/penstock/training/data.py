@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from penstock.seeds import key
 from penstock.task import Task, task_name
 from penstock.training.comparing import compared
 from penstock.training.features import Features
+from penstock.training.keeping import Values, left_by
 from penstock.training.random.generators import own_randomness, seed_everything
 from penstock.training.reads import ABSENT, ReadConfig
 from penstock.training.sources import DatasetSource, Source, TensorSource
@@ -27,6 +28,7 @@ class Data:
     train: Source
     valid: Source
     read: Config
+    left: Values = field(default_factory=dict)  # what making it has left outside of it
 
 
 class DataCache:
@@ -51,7 +53,7 @@ class DataCache:
                 return data
         recorded = ReadConfig(config)
         known = next((one for one in self._pairs if _reads(config, one[0])), None)
-        with own_randomness():
+        with own_randomness(), left_by(self.task) as left:
             if known is None:
                 seed_everything(key(self.seed, "data"))
                 pair = self.task.data(recorded)
@@ -60,7 +62,7 @@ class DataCache:
             seed_everything(key(self.seed, "features"))
             features = Features.of(self.task, recorded, self.device)
         recorded.read.update(read)
-        data = self._known(pair, features) or self._sources(pair, recorded.read, features)
+        data = self._known(pair, features) or replace(self._sources(pair, recorded.read, features), left=left)
         if features is not None:
             self._pairs.append((read, pair))
             self._featured.append((pair, features, data))

@@ -11,6 +11,8 @@ LONGEST = 60  # characters of a value that a message shows
 _OPENING, _CLOSING = "({[", ")}]"
 _KEY = re.compile(r"(\w+)=$")
 _ARRAY = re.compile(r"(tensor|array) (\S+) (\(.*?\)) (?:[0-9a-f]{24}|\().*", re.DOTALL)
+# The modules of a name, which a message leaves out; a string is matched whole, and left as it is.
+_QUALIFIED = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|(?<![\w'"])(?:[A-Za-z_]\w*\.|<locals>\.)+(?=[\w<])""")
 _LONG = re.compile(r"(?<![\w.])-?\d*\.\d{7,}(?:e[-+]?\d+)?")
 _CLASS = re.compile(r"class ([\w.<>]+)\(")  # that was made inside a function
 _NO_VALUE = re.compile(rf"([\w.<>]+) {UNLIKE} \d+")
@@ -77,7 +79,7 @@ def legible(text: str) -> str:
         return f"{'an' if found[1] == 'array' else 'a'} {found[1]} of {found[2].removeprefix('torch.')} {found[3]}"
     if found := _CLASS.match(text):
         return found[1].split(".")[-1]
-    text = re.sub(r"(?<![\w'\"])(?:[A-Za-z_]\w*\.|<locals>\.)+(?=[\w<])", "", text)
+    text = _QUALIFIED.sub(lambda found: found[1] or "", text)
     text = _LONG.sub(lambda number: f"{float(number[0]):.6g}", text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 

@@ -1,9 +1,9 @@
 """What a task keeps outside of its models: attributes of the task and of classes, and globals of the user's modules.
 
-``Task.model`` may leave something of a config there, such as a weight of the loss or a target network. The last
-trial's value would then be every trial's. So the places are looked at before and after a model is made. A trial has
-its own values back when it goes on, and trials are fused only where these values are equal. A look at a trial leaves
-no trace there.
+Making a trial's data, model, optimizer or scheduler may leave something of a config there, such as a weight of the
+loss or a target network; also inside of a dict, a list or an object that is there. The last trial's value would then
+be every trial's. So the places are looked at before and after a trial is made. A trial has its own values back when it
+goes on, and trials are fused only where these values are equal. A look at a trial leaves no trace there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import dis
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,17 +22,16 @@ import torch
 from torch import nn
 
 from penstock.task import Task
+from penstock.training.contents import ABSENT, CODE, PLAIN, Contents, attributes_of, of_user
 from penstock.training.fused.stacked import Unfusable
 
 Holder = Any  # a task, a class or a module of Python
-Place = tuple[str, str]  # the key of a holder, and the name there
+Place = tuple[str, tuple[Any, ...]]  # the key of a holder, the name there, and the way to a value inside
 Values = dict[Place, Any]
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _MAKING = {"__init__", "model", "data", "optimizer"}  # methods that run when a trial is made, and not in its steps
 _classes: WeakKeyDictionary[type, dict[type, None]] = WeakKeyDictionary()  # of modules in models, by class of the task
 _used: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()  # names in a class's methods
-_replaced: WeakKeyDictionary[type, dict[Place, None]] = WeakKeyDictionary()  # by making models, by class of the task
-ABSENT = object()
+_replaced: WeakKeyDictionary[type, dict[Place, None]] = WeakKeyDictionary()  # by making trials, by class of the task
 _SELF = "self"
 
 
@@ -40,22 +40,28 @@ class Kept:
     """The values that were outside of a trial's model once it was made."""
 
     task: Task
-    values: Mapping[Place, Any] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
 
     def bring_back(self) -> None:
-        """Let these values be there again where making models replaces them."""
+        """Let these values be there again where making trials replaces them."""
         if own := self._own():
-            _write(_holders(self.task), own)
+            _write(self.task, own)
+
+    def renew(self) -> None:
+        """Note these values anew, as a scheduler of this trial may have written some."""
+        if own := self._own():
+            now = look(self.task)
+            self.values.update({at: now.get(at, ABSENT) for at in own})
 
     def compared(self) -> dict[str, Any]:
         """The values that must be equal to fuse, by name; refuses a value that is each trial's own."""
-        found, holders = {}, _holders(self.task)
-        for (key, name), value in self._own().items():
-            where = f"{_title(holders[key])}.{name}"
-            if value is not ABSENT and not isinstance(value, (*_PLAIN, torch.Tensor, list, tuple, dict)):
+        found = {}
+        for at, value in self._own().items():
+            where = _named(self.task, at)
+            if value is not ABSENT and not isinstance(value, (*PLAIN, torch.Tensor, list, tuple, dict)):
                 raise Unfusable(
-                    f"model() leaves a {type(value).__name__} in {where}, which the steps of all trials would share: "
-                    "make it a part of the model"
+                    f"making a trial leaves a {type(value).__name__} in {where}, which the steps of all trials would "
+                    "share: make it a part of the model"
                 )
             found[where] = None if value is ABSENT else value
         return found
@@ -65,30 +71,86 @@ class Kept:
         return {at: self.values.get(at, ABSENT) for at in _replaced.get(type(self.task), ())}
 
 
-def kept(task: Task, model: nn.Module, before: Values) -> Kept:
-    """The values that are outside of a model that was just made; ``before`` are the values from before that."""
+def kept(task: Task, model: nn.Module, before: Values, left: Values) -> Kept:
+    """The values that are outside of a trial that was just made.
+
+    ``before`` are the values from before that, and ``left`` those that making its data left.
+    """
     known, there = _classes.setdefault(type(task), {}), _holders(task)
-    known.update({kind: None for kind in map(type, model.modules()) if kind not in known and _own(kind.__module__)})
+    known.update({kind: None for kind in map(type, model.modules()) if kind not in known and of_user(kind.__module__)})
     after = look(task)
     # Of classes that are seen for the first time it is not known which of their values the model has just set.
-    changed = [at for at in replaced(before, after) if at[0] in there or at[1] in _set_by_model(task)]
-    if changed:
+    changed = [at for at in replaced(before, after) if at[0] in there or at[1][0] in _set_by_model(task)]
+    if changed or left:
         used, places = _names(task), _replaced.setdefault(type(task), {})
-        places.update({at: None for at in changed if at[1] in used})
+        places.update({at: None for at in (*left, *changed) if at[1][0] in used})
     return Kept(task, after)
 
 
+@contextmanager
+def left_by(task: Task) -> Iterator[Values]:
+    """The values that some code leaves outside of models, once it is through; ``put`` has them there again."""
+    before, left = look(task), Values()
+    yield left
+    left.update(replaced(before, look(task)))
+
+
+def put(task: Task, values: Values) -> None:
+    """Let values be at their places."""
+    if values:
+        _write(task, values)
+
+
 def look(task: Task) -> Values:
-    """The values that are outside of models now."""
-    return {
-        (key, name): value
-        for key, holder in _holders(task).items()
-        for name, value in vars(holder).items()
-        if not name.startswith("__") and not isinstance(value, _CODE)
-    }
+    """The values that are outside of models now; where steps may read, also those inside of containers and objects."""
+    used, found = _names(task), Values()
+    for key, holder in _holders(task).items():
+        for name, value in vars(holder).items():
+            if name.startswith("__"):
+                continue
+            if not isinstance(value, CODE):
+                found[key, (name,)] = value
+            if name in used:
+                _look_inside(found, key, (name,), value, {id(holder)})
+    return found
 
 
-_CODE = (type, types.FunctionType, types.ModuleType, property, staticmethod, classmethod)
+INSIDE = 256  # entries of a container that is looked into, and steps of a way inside
+_ENTRIES = "its entries"
+
+
+def _look_inside(found: Values, key: str, way: tuple[Any, ...], value: Any, seen: set[int]) -> None:
+    """Note what is inside of a dict, a list, a class or an object of the user's, however nested."""
+    if isinstance(value, PLAIN) or len(way) > 4 or id(value) in seen or isinstance(value, nn.Module | torch.Tensor):
+        return
+    inside = _inside(value)
+    if inside is None:
+        return
+    seen = seen | {id(value)}
+    if isinstance(value, list | deque):
+        found[key, (*way, _ENTRIES)] = tuple(value)
+    for name, one in inside.items():
+        if not isinstance(value, list | deque):
+            found[key, (*way, name)] = one
+        _look_inside(found, key, (*way, name), one, seen)
+
+
+def _inside(value: Any) -> dict[Any, Any] | None:
+    """The entries or attributes of a value; None where it is not looked into."""
+    if isinstance(value, dict):
+        return value if len(value) <= INSIDE else None
+    if isinstance(value, list | deque):
+        return dict(enumerate(value)) if len(value) <= INSIDE else None
+    if isinstance(value, type):
+        plain = of_user(value.__module__) and not issubclass(value, nn.Module | Task)
+        return (
+            {k: v for k, v in vars(value).items() if not k.startswith("__") and not isinstance(v, CODE)}
+            if plain
+            else None
+        )
+    if isinstance(value, CODE) or not (of_user(type(value).__module__) or isinstance(value, types.SimpleNamespace)):
+        return None
+    return attributes_of(value)
 
 
 def replaced(before: Values, after: Values) -> Values:
@@ -98,81 +160,44 @@ def replaced(before: Values, after: Values) -> Values:
 
 
 def _same(old: Any, new: Any) -> bool:
-    return old is new or (type(old) is type(new) and isinstance(old, _PLAIN) and bool(old == new))
+    if old is new:
+        return True
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, tuple):
+        return len(old) == len(new) and all(map(_same, old, new))
+    return isinstance(old, PLAIN) and bool(old == new)
 
 
 def written(task: Task, before: Values) -> str:
-    """The first name that was replaced since ``before`` and that steps may read, for a person; nothing if none was."""
-    used, holders = _names(task), _holders(task)
-    for key, name in replaced(before, look(task)):
-        if name in used:
-            return f"{_title(holders[key])}.{name}"
+    """The first value that was replaced since ``before`` and that steps may read, for a person; nothing if none was.
+
+    What is new in a dict may be remembered there to spare computing it again.
+    """
+    used = _names(task)
+    for at in replaced(before, look(task)):
+        if at[1][0] in used and (len(at[1]) == 1 or at in before):
+            return _named(task, at)
     return ""
+
+
+def written_by(task: Task, names: set[str]) -> str:
+    """A value that steps may read, among those of some names, for a person; nothing if there is none."""
+    shared = names & _names(task)
+    return next((_named(task, at) for at in look(task) if at[1][-1] in shared and at[1][0] in _names(task)), "")
 
 
 @contextmanager
 def untouched(task: Task) -> Iterator[None]:
     """Put back whatever a look at a trial changes: values that steps may read, and the content of the task's own."""
     before, used = look(task), _names(task)
-    contents = Contents(value for (key, _), value in before.items() if key == _SELF)
+    contents = Contents(value for (key, way), value in before.items() if key == _SELF and len(way) == 1)
     try:
         yield
     finally:
-        changed = [at for at in replaced(before, look(task)) if at[1] in used]
-        _write(_holders(task), {at: before.get(at, ABSENT) for at in changed})
+        changed = [at for at in replaced(before, look(task)) if at[1][0] in used]
+        _write(task, {at: before.get(at, ABSENT) for at in changed})
         contents.put_back()
-
-
-LARGE = 1 << 20  # numbers of a tensor, such as data, that no step is expected to write
-_CONTENT = (torch.Tensor, nn.Module, list, dict, set)
-
-
-class Contents:
-    """What is inside of some values now: the numbers of tensors, and the entries of containers, however nested.
-
-    >>> seen = [[1], 2]
-    >>> contents = Contents([seen]); seen[0].append(3); seen.pop(); contents.put_back(); seen
-    2
-    [[1], 2]
-    """
-
-    def __init__(self, values: Iterable[Any]) -> None:
-        self._kept: dict[int, tuple[Any, Any]] = {}
-        left = list(values)
-        while left:
-            value = left.pop()
-            if isinstance(value, _CONTENT) and id(value) not in self._kept:
-                self._kept[id(value)] = value, _content(value)
-                left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-    def put_back(self) -> None:
-        """Let all of it be there again."""
-        for value, content in self._kept.values():
-            _fill(value, content)
-
-
-def _content(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value._version, value.detach().clone() if value.numel() <= LARGE else None
-    if isinstance(value, nn.Module):
-        return [(tensor, tensor.detach().clone()) for tensor in (*value.parameters(), *value.buffers())]
-    return value.copy()
-
-
-def _fill(value: Any, content: Any) -> None:
-    with torch.no_grad():
-        if isinstance(value, torch.Tensor):
-            version, kept = content
-            if kept is not None and value._version != version:
-                value.copy_(kept)
-        elif isinstance(value, nn.Module):
-            for tensor, kept in content:
-                tensor.copy_(kept)
-        elif isinstance(value, list):
-            value[:] = content
-        else:
-            value.clear()
-            value.update(content)
 
 
 def _holders(task: Task) -> dict[str, Holder]:
@@ -183,26 +208,47 @@ def _holders(task: Task) -> dict[str, Holder]:
     return {
         _SELF: task,
         **{f"class {id(kind)}": kind for kind in classes},
-        **{f"module {name}": sys.modules[name] for name in homes if name in sys.modules and _own(name)},
+        **{f"module {name}": sys.modules[name] for name in homes if name in sys.modules and of_user(name)},
     }
-
-
-def _own(module: str) -> bool:
-    """Whether a module of Python is the user's, and no installed library's."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return module not in sys.stdlib_module_names and (file is None or "site-packages" not in file)
 
 
 def _title(holder: Holder) -> str:
     return "self" if isinstance(holder, Task) else str(getattr(holder, "__qualname__", holder.__name__))
 
 
-def _write(holders: Mapping[str, Holder], values: Mapping[Place, Any]) -> None:
-    for (key, name), value in values.items():
-        if value is not ABSENT:
-            setattr(holders[key], name, value)
-        elif name in vars(holders[key]):
-            delattr(holders[key], name)
+def _named(task: Task, at: Place) -> str:
+    """A place, as a person would write it."""
+    key, (name, *way) = at
+    inside = "".join("" if one is _ENTRIES else f"[{one!r}]" if not isinstance(one, str) else f".{one}" for one in way)
+    return f"{_title(_holders(task)[key])}.{name}{inside}"
+
+
+def _write(task: Task, values: Values) -> None:
+    holders = _holders(task)
+    for (key, way), value in sorted(values.items(), key=lambda item: len(item[0][1])):  # outer values come first
+        holder = holders.get(key, ABSENT)
+        for one in way[:-1]:
+            inside = vars(holder) if holder in holders.values() else _inside(holder)
+            holder = (inside or {}).get(one, ABSENT)
+        if holder is not ABSENT:
+            _set(holder, way[-1], value)
+
+
+def _set(holder: Holder, name: Any, value: Any) -> None:
+    if isinstance(holder, list):
+        holder[:] = () if value is ABSENT else value
+    elif isinstance(holder, deque):
+        holder.clear()
+        holder.extend(() if value is ABSENT else value)
+    elif isinstance(holder, dict):
+        if value is ABSENT:
+            holder.pop(name, None)
+        else:
+            holder[name] = value
+    elif value is not ABSENT:
+        setattr(holder, name, value)
+    elif name in vars(holder):
+        delattr(holder, name)
 
 
 def _names(task: Task) -> frozenset[str]:

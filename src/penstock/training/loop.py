@@ -24,7 +24,7 @@ from penstock.seeds import key
 from penstock.task import Task, task_name
 from penstock.training.checkpoint import State
 from penstock.training.data import Data, handed_out
-from penstock.training.keeping import kept, look
+from penstock.training.keeping import kept, look, put
 from penstock.training.lazy import fill
 from penstock.training.random.generators import position, random_state, seed_everything, set_random_state
 from penstock.training.random.keyed import Solo
@@ -68,9 +68,10 @@ class Training:
         self.batch_size = batch_size(task, config, data.train.length)
         seed_everything(key(seed, "weights", trial))
         before = look(task)
+        put(task, data.left)
         self.model = self.filled(self.brought(made_model(task, config)))
-        self.kept = kept(task, self.model, before)
         self.optimize()
+        self.kept = kept(task, self.model, before, data.left)
         self.scaler = torch.amp.GradScaler(device.type) if task.precision == "fp16" else None
         # The random draws of the loss, and those of the metrics.
         functions = (task.loss, task.metrics)
@@ -179,6 +180,7 @@ class Training:
                 self.scheduler.step_update(self.step + 1)
             elif self.every_step:
                 self.scheduler.step()
+            self.kept.renew()
         self.step += 1
         self.unit_step += 1
         self.place += self.batch_size
@@ -202,6 +204,7 @@ class Training:
                 scheduler.step(metrics[self.metric])
             else:
                 scheduler.step()
+        self.kept.renew()
         self.unit += 1
         self.unit_step = 0
         value = score(metrics, self.metric, self.mode)

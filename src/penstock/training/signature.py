@@ -47,11 +47,12 @@ def signature(
     optimizer: torch.optim.Optimizer,
     batch_size: int,
     reads: Mapping[str, Any],
+    besides: Mapping[str, Any],
 ) -> str:
     """The string that is equal for trials that can be one model; raises ``Unfusable`` for a trial that never can.
 
     ``looks`` are the model's ``attributes`` before its first forward, ``reads`` the values that the task's loss,
-    metrics and data took from the config.
+    metrics and data took from the config, and ``besides`` those that they find elsewhere.
     """
     if task.precision == "fp16":
         raise Unfusable('precision "fp16" has a gradient scale of its own for each trial: use "bf16" to fuse')
@@ -67,6 +68,8 @@ def signature(
         f"batch {batch_size} {task.precision} {task.clip_grad_norm} {task.unit_steps}",
         f"reads {compared(dict(sorted(reads.items())))}",
     ]
+    if besides:
+        parts.append(f"besides {compared(dict(sorted(besides.items())))}")
     of_all = "\n".join(part.replace(f"batch {batch_size} ", "batch ", 1) for part in parts)
     digest = hashlib.blake2b(of_all.encode(), digest_size=12).hexdigest()
     return Signature.of(f"{batch_size}.{digest}", parts)  # as ``family`` and ``batch_size`` read it
@@ -82,6 +85,11 @@ def attributes(model: nn.Module) -> list[str]:
     named = Comparing(names | {id(module): f"module {path}" for path, module in model.named_modules()})
     for path, module in model.named_modules():
         kind = type(module)
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise Unfusable(
+                f"the module {path or kind.__name__} has a backward hook, which would see the gradients of all trials "
+                "at once: use a hook of a parameter, or a torch.autograd.Function in the forward"
+            )
         free = {attribute for attribute, _ in PER_TRIAL.get(kind, ())}
         parts.append(f"module {path} {named.class_of(module)}")
         computed = computed_before(module) | _COMPILED
@@ -105,6 +113,11 @@ def attributes(model: nn.Module) -> list[str]:
             if is_lazy(p):
                 where = f"{path}.{name}".lstrip(".")
                 raise Unfusable(f"{where} gets its shape in the first forward, which does not reach it: give its shape")
+            if p is not None and p.is_complex():
+                raise Unfusable(
+                    f"the parameter {f'{path}.{name}'.lstrip('.')} is complex, and optimizers step real and imaginary "
+                    "parts apart: keep a real parameter, and use torch.view_as_complex in the forward"
+                )
             shape = None if p is None else (tuple(p.shape), p.dtype, p.requires_grad, params[id(p)])
             parts.append(f" parameter {name} {shape}")
         for name, b in module._buffers.items():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from ast import literal_eval
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.training.differing import Difference, difference, legible
 
 KEPT = 16  # signatures whose parts are kept, to compare the next one with
+_KEY = re.compile(r"\[('(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\")\]")  # in front of a path: a place that a person knows
 _SETTINGS = ("batch_size", "precision", "clip_grad_norm", "unit_steps")
 
 
@@ -83,6 +87,10 @@ def unequal(one: dict[str, str], other: dict[str, str]) -> list[tuple[str, str |
 def said(part: tuple[str, str | None, str | None]) -> tuple[str, str]:
     """The name of a part that differs between two trials, and a clause that has both of its values."""
     name, one, other = part
+    if name == "besides" and (one is None or other is None):
+        first = re.match(r"{('(?:\\.|[^'\\])*')", one or other or "")
+        name = literal_eval(first[1]) if first else name
+        return name, f"making some trials changes {name}, and making others does not"
     if one is None or other is None:
         return name, f"some trials have {name}, others do not"
     found = difference(one, other)
@@ -90,6 +98,8 @@ def said(part: tuple[str, str | None, str | None]) -> tuple[str, str]:
         found = Difference("", _whole(one), _whole(other))
     if name.startswith(("module ", "the model")) and not found.path:
         found = Difference("", legible(one), legible(other))
+    if name == "besides" and (key := _KEY.match(found.path)):
+        name, found = literal_eval(key[1]), replace(found, path=found.path[key.end() :])
     clause = found.said(name, one="in one trial", other="in another")
     if name == "config":
         clause = clause.replace(" is ", ", which loss, metrics or data read, is ", 1)

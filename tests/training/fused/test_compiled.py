@@ -36,8 +36,8 @@ def made(fused, kind=Plain):
     trial = fused.trials[0]
     batch = next(iter(trial.data.train.batches(trial.epoch, trial.place, trial.batch_size)))
     way = fused.recipe.way
-    inputs = fused._inputs(way, 0, len(fused.trials), batch, True)
-    return kind(fused._step_by(way), inputs), inputs
+    inputs = fused.stepping.inputs(way, 0, len(fused.trials), batch, True)
+    return kind(fused.stepping.step_by(way), inputs), inputs
 
 
 def test_a_rate_that_differs_takes_no_other_rates_place():

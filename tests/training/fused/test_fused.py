@@ -171,9 +171,10 @@ def test_trials_whose_batches_are_of_one_length_take_one_step_together(monkeypat
     for one in ours[1::2]:
         go_on(one, 2)  # the last batch of the epoch is next, and shorter
     together = Together(Native).enter(*ours)
-    train = together.fused._train
+    stepping = together.fused.stepping
+    train = stepping.train
     monkeypatch.setattr(
-        together.fused, "_train", lambda first, last, *rest: parts.append(last - first) or train(first, last, *rest)
+        stepping, "train", lambda first, last, *rest: parts.append(last - first) or train(first, last, *rest)
     )
     together.step()
     assert sorted(parts) == [2, 3]
@@ -247,14 +248,14 @@ def test_after_an_error_each_trial_takes_the_step_alone_that_it_would_have_taken
     trials = Trials(Items(bundle()))  # whose modules were last used to measure them
     ours = [trials.make(number, {"number": number}) for number in range(4)]
     together = Together(Native, size=1).enter(*ours).step(3)
-    train = together.fused._train
+    train = together.fused.stepping.train
 
     def failing(first, last, batches):
         if first == 2:
             raise ValueError("in the middle of a step")
         train(first, last, batches)
 
-    monkeypatch.setattr(together.fused, "_train", failing)
+    monkeypatch.setattr(together.fused.stepping, "train", failing)
     with pytest.raises(ValueError, match="in the middle"):
         together.step()
     assert together.fused.step_each() == []

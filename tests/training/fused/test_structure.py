@@ -71,6 +71,8 @@ CHANGES = {
     "momentum to 0": (Model, momentum, lambda o: o.param_groups[0].update(momentum=0.0)),
     "momentum from 0": (Model, lambda p, lr: optim.SGD(p, lr=lr), lambda o: o.param_groups[0].update(momentum=0.9)),
     "maximize": (Model, adam, lambda o: o.param_groups[0].update(maximize=True)),
+    "forgets momentum": (Model, momentum, lambda o: o.state.clear()),
+    "halves momentum": (Model, momentum, lambda o: [one["momentum_buffer"].mul_(0.5) for one in o.state.values()]),
 }
 
 
@@ -132,7 +134,29 @@ def replaced(params, lr):
     return made
 
 
+class Slow(optim.Optimizer):
+    """Lookahead: steps by another optimizer, and goes back half of the way at every second step."""
+
+    def __init__(self, base):
+        self.base, self.count = base, 0
+        super().__init__(base.param_groups, {})
+        self.param_groups = base.param_groups
+        self.slow = [p.detach().clone() for p in base.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.base.step()
+        self.count += 1
+        if self.count % 2 == 0:
+            for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+                p.copy_(slow.lerp_(p, 0.5))
+
+    def state_dict(self):
+        return {"base": self.base.state_dict(), "slow": self.slow, "count": self.count}
+
+
 OPTIMIZERS = {
+    "steps by another": lambda p, lr: Slow(optim.Adam(p, lr=lr)),
     "draws": lambda p, lr: Noisy(p, lr=lr),
     "replaced": replaced,
     "muon": lambda p, lr: optim.Muon([one for one in p if one.ndim == 2], lr=lr),
@@ -156,6 +180,30 @@ def test_optimizers_step_as_they_would_alone(name, scheduled):
         return (optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)), "step") if scheduled else None
 
     fused_as_alone(Written(Model, optimize=OPTIMIZERS[name], schedule=schedule))
+
+
+class ByGradients:
+    """A scheduler that reads gradients."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        group = self.optimizer.param_groups[0]
+        group["lr"] = 0.1 / (1 + sum(float(p.grad.norm()) for p in group["params"] if p.grad is not None))
+
+    def state_dict(self):
+        return {}
+
+
+def test_a_scheduler_that_reads_gradients_is_refused():
+    task = Written(Model, schedule=lambda optimizer: (ByGradients(optimizer), "step"))
+    told = describe(Trials(task).make(0, {"lr": 0.1}), [], train=True)
+    assert told.signature is None
+    assert told.reason == (
+        "ByGradients reads gradients, which trials do not keep while they are trained together: compute what it needs "
+        "in the loss, as a buffer of the model"
+    )
 
 
 class Holding(optim.SGD):

@@ -350,6 +350,96 @@ class KeepsModule(Plain):
         return F.cross_entropy(made, batch[1]) + F.mse_loss(made, self.target.to(batch[0])(batch[0]).detach())
 
 
+class Scales(Plain):
+    """Loss and metrics have the factor that ``factor`` finds."""
+
+    def factor(self):
+        raise NotImplementedError
+
+    def loss(self, model, batch, config):
+        return self.factor() * super().loss(model, batch, config)
+
+    def metrics(self, model, batch, config):
+        return {"loss": self.factor() * super().metrics(model, batch, config)["loss"]}
+
+
+class KeepsInDict(Scales):
+    def __init__(self):
+        self.settings = {"of": {}}
+
+    def model(self, config):
+        self.settings["of"]["trial"] = config["scale"]
+        return super().model(config)
+
+    def factor(self):
+        return self.settings["of"]["trial"]
+
+
+SCALES = []
+
+
+class KeepsInList(Scales):
+    def model(self, config):
+        SCALES.append(config["scale"])
+        return super().model(config)
+
+    def factor(self):
+        return SCALES[-1]
+
+
+class Settings:
+    scale = 1.0
+
+
+class KeepsInObject(Scales):
+    def __init__(self):
+        self.settings = Settings()
+
+    def model(self, config):
+        self.settings.scale = config["scale"]
+        return super().model(config)
+
+    def factor(self):
+        return self.settings.scale
+
+
+class KeepsOnAnotherClass(Scales):
+    def model(self, config):
+        Settings.scale = config["scale"]
+        return super().model(config)
+
+    def factor(self):
+        return Settings.scale
+
+
+class KeepsInOptimizer(Scales):
+    def optimizer(self, params, config):
+        self.scale = config["scale"]
+        return super().optimizer(params, config)
+
+    def factor(self):
+        return self.scale
+
+
+class KeepsInScheduler(Scales):
+    def scheduler(self, optimizer, config):
+        self.scale = config["scale"]
+
+    def factor(self):
+        return self.scale
+
+
+class KeepsInData(Scales):
+    """What ``data`` keeps, which is called once for all trials that ask for the same data."""
+
+    def data(self, config):
+        self.scale = config["scale"]
+        return super().data(config)
+
+    def factor(self):
+        return self.scale
+
+
 class Told(Plain):
     """The same as these tasks do, from the config."""
 
@@ -360,11 +450,56 @@ class Told(Plain):
         return {"loss": config["scale"] * super().metrics(model, batch, config)["loss"]}
 
 
-@pytest.mark.parametrize("task", [KeepsOnTask, KeepsOnClass, KeepsGlobally, KeepsOnModel])
+KEEPING = [KeepsOnTask, KeepsOnClass, KeepsGlobally, KeepsOnModel, KeepsInDict, KeepsInList, KeepsInObject,
+           KeepsOnAnotherClass, KeepsInOptimizer, KeepsInScheduler, KeepsInData]  # fmt: skip
+
+
+@pytest.mark.parametrize("task", KEEPING)
 @pytest.mark.parametrize("sharing", ["solo", "fused"])
 def test_what_a_model_leaves_outside_of_itself_is_its_own_trials(task, sharing):
     right, made = ([trial.curve for trial in run(*how).trials] for how in ((Told, "solo"), (task, sharing)))
     assert farthest(right, made)[0] <= 1e-9
+
+
+class ByScheduler(Scales):
+    """A weight of the loss that a scheduler sets."""
+
+    def scheduler(self, optimizer, config):
+        def rate(unit):
+            self.scale = 1 / (1 + unit * config["scale"])
+            return 1.0
+
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+
+    def factor(self):
+        return self.scale
+
+
+class ByOptimizer(Scales):
+    """A loss that reads the optimizer's learning rate."""
+
+    def optimizer(self, params, config):
+        self.used = super().optimizer(params, config)
+        return self.used
+
+    def scheduler(self, optimizer, config):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def factor(self):
+        return 1 + self.used.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        (ByScheduler, "LambdaLR writes self.scale, which the steps of all trials would share: keep it in a buffer"),
+        (ByOptimizer, "making a trial leaves a SGD in self.used, which the steps of all trials would share"),
+    ],
+)
+def test_what_a_scheduler_or_optimizer_shares_with_the_loss_is_its_own_trials(task, why):
+    same(task)
+    with pytest.warns(ps.SoloWarning, match=why):
+        study(task(), name="told").run(progress=False, sharing="fused")
 
 
 class KeepsInside(Plain):

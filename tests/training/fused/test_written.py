@@ -349,6 +349,35 @@ class Named(nn.Module):
 MODELS["arguments_by_name"] = Named
 
 
+@listed(MODELS)
+def a_buffer_that_no_state_has():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(6, 3)
+            self.register_buffer("mean", torch.zeros(6), persistent=False)
+
+        def forward(self, x):
+            if self.training:
+                self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+            return self.last(x - self.mean)
+
+    return Centred()
+
+
+@listed(MODELS)
+def stays_in_evaluation():
+    """A BatchNorm that is frozen, as of a network that is tuned further."""
+
+    class Frozen(nn.Sequential):
+        def train(self, mode=True):
+            super().train(mode)
+            self[1].eval()
+            return self
+
+    return Frozen(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_models_train_natively_as_alone(name):
     fused_as_alone(Written(MODELS[name]))

@@ -45,11 +45,11 @@ def bundle():
     trials = Trials(Pictures(), device=DEVICE)
     fused = Together().enter(*(trials.make(n, {"lr": 0.1 * n}) for n in range(1, 5))).step().fused
     batch = next(iter(fused.trials[0].data.train.batches(0, 0, 4)))
-    return fused, fused._inputs(fused.recipe.way, 0, 4, batch, True)
+    return fused, fused.stepping.inputs(fused.recipe.way, 0, 4, batch, True)
 
 
 def step(fused, task=None):
-    return Step(fused.recipe.way, task or Pictures(), fused._stack.flats)
+    return Step(fused.recipe.way, task or Pictures(), fused.stack.flats)
 
 
 def test_kernels_that_agree_are_let_in_and_nothing_is_changed():

@@ -16,6 +16,7 @@ from penstock.training.fused.bundle import Fused
 from penstock.training.fused.compiled import FastStep
 from penstock.training.fused.measuring import Measuring
 from penstock.training.fused.stacked import Unfusable
+from penstock.training.fused.stepping import Stepping
 from penstock.training.fused.ways import Native
 from penstock.training.runs import ahead
 from penstock.training.runs import base as runs
@@ -614,9 +615,9 @@ class Faster(FastStep):
 @pytest.fixture
 def faster(monkeypatch):
     """Steps are compiled after the first unit. The clock goes on when it is looked at, and by ten with a plain step."""
-    ticks, plain = count(), Fused._step
+    ticks, plain = count(), Stepping._step
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
-    monkeypatch.setattr(Fused, "_step", lambda *given: [next(ticks) for _ in range(10)] and plain(*given))
+    monkeypatch.setattr(Stepping, "_step", lambda *given: [next(ticks) for _ in range(10)] and plain(*given))
     monkeypatch.setattr(speeding, "COMPILING", 0.0)
     monkeypatch.setattr(speeding, "CompiledStep", Faster)
     for name in ("made", "taken", "seconds"):
@@ -650,7 +651,7 @@ def test_where_memory_is_too_short_for_a_faster_step_the_plain_one_goes_on(drive
 
 
 def test_where_memory_is_too_short_beside_a_captured_step_that_goes_first(driven, faster, monkeypatch):
-    plain, ran_out = Fused._step, []
+    plain, ran_out = Stepping._step, []
 
     def short(fused, *given):
         if fused.fast:
@@ -658,7 +659,7 @@ def test_where_memory_is_too_short_beside_a_captured_step_that_goes_first(driven
             raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(fused, *given)
 
-    monkeypatch.setattr(Fused, "_step", short)
+    monkeypatch.setattr(Stepping, "_step", short)
     driven.place(*(driven.placement(trial, 3) for trial in range(3)))
     driven.go_on()
     assert ran_out, "the last batch of a unit is shorter"

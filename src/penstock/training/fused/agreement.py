@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from penstock.training.contents import Contents
 from penstock.training.copying import copied
 from penstock.training.data import handed_out
 from penstock.training.fused.held import attribute, attributes_of, configs_of, set_attribute
@@ -27,7 +28,7 @@ from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.step import Grads, Inputs, Step, unchanged, unhooked
 from penstock.training.fused.watching import Drew, Numbered, Reached, Unclear
 from penstock.training.fused.writing import carried
-from penstock.training.keeping import Contents, look, untouched, written
+from penstock.training.keeping import look, untouched, written
 from penstock.training.kernels.choice import kernels
 from penstock.training.lazy import unwritten
 from penstock.training.loop import Training
@@ -210,6 +211,8 @@ def _in_float64(step: Step, inputs: Inputs, alone: Alone) -> tuple[Grads, Grads]
     trial = alone.trial
     model = copied(alone.plain).double().train()
     model.load_state_dict(trial.model.state_dict())
+    for one, buffer in zip(model.buffers(), trial.model.buffers(), strict=True):  # also those that no state has
+        one.copy_(buffer)
     for path, module in trial.model.named_modules():
         for name, _ in PER_TRIAL.get(type(module), ()):
             setattr(model.get_submodule(path), name, getattr(module, name))

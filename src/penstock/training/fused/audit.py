@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.training.contents import Contents
 from penstock.training.fused.agreement import distance, own_attributes
 from penstock.training.fused.stack import Stack
 from penstock.training.fused.stacked import Unfusable
-from penstock.training.keeping import Contents, untouched
+from penstock.training.keeping import untouched
 from penstock.training.loop import Training
 from penstock.training.random.generators import own_randomness
 

@@ -52,6 +52,7 @@ class Way(ABC):
     def __init__(self, template: nn.Module, config: Config) -> None:
         refuse_scripts(template)
         self.template = copied(template)  # a module of its own: its parameters are replaced
+        self.template.train()  # which the user's own module may do in a way of its own
         self.config = config
         self.random = {True: True, False: True}  # whether a forward in training, or else, draws; known after a first
         # Where a module may draw in a later step, or a mode is on in any case, there are always keys to draw by.

@@ -17,14 +17,13 @@ from penstock.bundle import (
     TrialStopped,
     WorkerEvent,
 )
-from penstock.speed.sizes import best_size, most
 from penstock.training.runs.base import SAVING, Events, Run, failed, key, out_of_memory, same
 from penstock.training.runs.member import FusedMember
+from penstock.training.runs.sizing import Sizing, no_memory, why_halved
 from penstock.training.runs.solo import SoloRun
 from penstock.trial import Metrics, Report, StateRef
 
 if TYPE_CHECKING:
-    from penstock.training.fused.measuring import Measuring
     from penstock.training.loop import Training
     from penstock.training.worker import Worker
 
@@ -43,8 +42,7 @@ class FusedRun(Run):
         self.fused = Fused(worker.recipe(bundle), max(1, len(bundle.placements)))
         self.fused.recipe.take()
         self.ahead = Ahead(worker.device)
-        self.measuring: Measuring | None = None
-        self.dissolving = False  # whether its trials are about to go on solo, as it was told that this is better
+        self.sizing = Sizing(self)
 
     @property
     def over(self) -> bool:
@@ -81,8 +79,8 @@ class FusedRun(Run):
                         yield self._stop(self.members[0])
                     return
                 met = fused.speeding.meet([member.training for member in self.members])
-                if self.measuring is not None:
-                    self.measuring.expect(len(self.members))
+                if self.sizing.measuring is not None:
+                    self.sizing.measuring.expect(len(self.members))
                 elif met:
                     fused.speeding.expect(min(member.certain() for member in self.members))
                 began, count = time.perf_counter(), 0
@@ -90,7 +88,7 @@ class FusedRun(Run):
                 try:
                     count = self._leap()
                     if not count:
-                        fused.step(measuring=self.measuring)
+                        fused.step(measuring=self.sizing.measuring)
                 except Differs as error:
                     yield from self._not_fused(f"a step together was another than alone: {error}")
                     yield from self._send_back()
@@ -101,7 +99,7 @@ class FusedRun(Run):
                 except Torn as error:
                     half = max(1, len(self.members) // 2)
                     recipe.limit(half)
-                    yield self._told(half, {}, _why_halved(error, half))
+                    yield self.sizing.told(half, {}, why_halved(error, half))
                     if len(self.members) == 1:
                         recipe.refuse()
                         yield from self._give_up(error, died=True)
@@ -117,7 +115,7 @@ class FusedRun(Run):
                 self._pace(began, max(1, count), bool(ended))
                 rows = (yield from self._evaluate(ended)) if ended else []
                 worker.account.charge([member.entry for member in self.members], time.perf_counter() - began)
-                yield from self._measured(size)
+                yield from self.sizing.look(size)
                 due = time.perf_counter() - saved > len(self.members) * worker.trials.save_cost / SAVING
                 fused.take_metrics(ended, rows)
                 peak = worker.account.peak_bytes(max(fused.fast.bytes, fused.measures.bytes)) if ended else None
@@ -161,9 +159,9 @@ class FusedRun(Run):
                 continue
             entry = self.worker.account.open(training.step)
             self.members.append(FusedMember(placement, training, entry, placement.state))
-        unmeasured = self.fused.recipe.size is None and self.measuring is None and len(self.members) > 1
-        if unmeasured and (entering or not self.fused.recipe.capturable) and not self._captures:
-            yield from self._measure_alone()  # a captured step is timed when it is made, unless it could not be made
+        unmeasured = self.fused.recipe.size is None and self.sizing.measuring is None and len(self.members) > 1
+        if unmeasured and (entering or not self.fused.recipe.capturable) and not self.sizing.captures:
+            yield from self.sizing.measure_alone()  # a captured step is timed when it is made, unless it could not be made
         inside = set(map(id, self.fused.trials))
         for member in [m for m in self.members if id(m.training) not in inside]:
             try:
@@ -198,12 +196,12 @@ class FusedRun(Run):
         if not there or member.moved:
             yield failed(member.placement, error)
             return
-        yield self._told(there, {}, _no_memory(there))
+        yield self.sizing.told(there, {}, no_memory(there))
         yield member.stopped()
 
     def _stop(self, member: FusedMember) -> TrialStopped:
         where = replace(member.placement, state=member.state)
-        kept = self.dissolving and self.worker.trials.keep_begun(where, member.training)
+        kept = self.sizing.dissolving and self.worker.trials.keep_begun(where, member.training)
         if any(member.training is trial for trial in self.fused.trials):
             if member.moved and not kept:
                 self._save(member)
@@ -274,83 +272,9 @@ class FusedRun(Run):
         self.members.remove(member)
         return failed(member.placement, error)
 
-    # Measuring
-
-    def _measure_alone(self) -> Events:
-        """The first trial takes a few steps alone before it joins the others."""
-        from penstock.training.fused.measuring import ALONE, Measuring, stopwatch
-
-        if self.bundle.size is not None:
-            self.fused.recipe.limit(self.bundle.size)
-            return
-        certain = sum(member.certain() for member in self.members)
-        clock = stopwatch(self.worker.device)
-        self.measuring = Measuring(len(self.members), self.worker.free_bytes(), certain, clock, self.bundle.guess)
-        first = self.members[0]
-        if any(first.training is trial for trial in self.fused.trials):  # it was here alone until now
-            self.fused.leave(first.training)
-        for _ in range(ALONE):
-            if any(first.training is ended for ended in self.fused.ended):
-                break  # a unit has ended, which the next boundary reports
-            began, timed = time.perf_counter(), clock()
-            try:
-                self.fused.step_alone(first.training)
-                for _, error in self.fused.take_failed():  # of its scheduler
-                    raise error
-            except Exception as error:
-                self.members.remove(first)
-                self.measuring = None
-                yield failed(first.placement, error)
-                if len(self.members) > 1:
-                    yield from self._measure_alone()
-                return
-            self.worker.synchronize()
-            self.measuring.took(1, clock() - timed, None)
-            self.worker.account.charge([first.entry], time.perf_counter() - began)
-            yield None
-
-    @property
-    def _captures(self) -> bool:
-        """Whether its step is going to be captured, soon after its first steps."""
-        from penstock.training.fused.speeding import CAPTURING
-
-        certain = min(member.certain() for member in self.members)
-        return self.worker.on_gpu and self.fused.recipe.capturable and certain >= CAPTURING
-
-    def _measured(self, size: int | None) -> Events:
-        """Tell the measured size once it is known, and a smaller one where memory ran out."""
-        from penstock.training.fused.measuring import LARGEST
-        from penstock.training.fused.measuring import reason as why
-
-        recipe = self.fused.recipe
-        if self.measuring is not None and self.measuring.done:
-            measured, self.measuring = self.measuring, None
-            recipe.limit(max(2, measured.size))
-            self.dissolving = measured.size == 1
-            yield self._told(measured.size, measured.seconds if measured.steady else {}, measured.reason(recipe.named))
-            if measured.steady:
-                cost = {0: measured.checking, 1: measured.seconds[1]}
-                size = measured.size
-                yield Measured(self.bundle.signature, self.worker.device, "trying", cost, size, "", recipe.named)
-            self.fused.speeding.expect(min(member.certain() for member in self.members))
-        elif times := self.fused.speeding.take_times():
-            each = self.fused.fast.bytes // max(times)
-            found = best_size(times, min(LARGEST, max(1, most((0, each), self.worker.free_bytes()))))
-            recipe.limit(max(2, found))
-            self.dissolving = found == 1
-            yield self._told(found, times, why(times, found, f"{recipe.named}, captured"))
-        elif recipe.size is not None and (recipe.size != size or recipe.news):
-            reason = recipe.reason or self.bundle.reason
-            yield self._told(recipe.size, {}, reason if recipe.size == size else _no_memory(recipe.size))
-
-    def _told(self, size: int, seconds: dict[int, float], reason: str) -> Measured:
-        recipe = self.fused.recipe
-        said = recipe.tell(reason)
-        return Measured(self.bundle.signature, self.worker.device, "sharing", dict(seconds), size, said, recipe.named)
-
     def _leap(self) -> int:
         """Launch as many steps at once as can be laid down, ahead of the device; gives how many."""
-        if self.measuring is not None or not self.fused.fast:
+        if self.sizing.measuring is not None or not self.fused.fast:
             return 0
         self.ahead.wait()
         if count := self.fused.leap(self.ahead.steps):
@@ -381,7 +305,9 @@ class FusedRun(Run):
 
     @property
     def settled(self) -> bool:
-        return bool(self.members) and self.measuring is None and (bool(self.fused.fast) or not self._captures)
+        if not self.members or self.sizing.measuring is not None:
+            return False
+        return bool(self.fused.fast) or not self.sizing.captures
 
     def _pace(self, began: float, steps: int, ended: bool) -> None:
         """After each unit, see whether a faster step would pay, or does."""
@@ -390,7 +316,7 @@ class FusedRun(Run):
             self.worker.synchronize()
         fused.speeding.took(time.perf_counter() - began, steps)
         fused.speeding.look()
-        if not ended or self.measuring is not None:
+        if not ended or self.sizing.measuring is not None:
             return
         certain = min(member.certain(1) for member in self.members)  # the unit that has just ended is counted later
         if not fused.speeding.end_unit(certain, fast=bool(fused.fast)):
@@ -426,14 +352,3 @@ class FusedRun(Run):
 def alone(worker: Worker, bundle: Bundle) -> Run:
     """The run of a trial alone: as the one row of a fused bundle, where such a step can be captured."""
     return FusedRun(worker, bundle) if worker.captures(bundle) else SoloRun(worker, bundle)
-
-
-def _no_memory(size: int) -> str:
-    return f"memory ran out with more than {size} trials together"
-
-
-def _why_halved(error: Exception, size: int) -> str:
-    cause = error.__cause__
-    if isinstance(cause, Exception) and not out_of_memory(cause):
-        return f"a step of more than {size} trials failed half-way, with {type(cause).__name__}: {cause}"
-    return _no_memory(size)
