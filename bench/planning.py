@@ -1,18 +1,22 @@
 """How much a plan saves: exact plans against static, naive and greedy ones, on AdaptDL's step times (RubberBand §6).
 
-    python bench/planning.py [--json] [--jobs N] [saving] [sharing] [models] [stragglers] [data] [trials] [coming]
-                             [random] [speed]
+    python bench/planning.py [--json] [--jobs N] [saving] [sharing] [deadlines] [schedule] [models] [sure] [stragglers]
+                             [data] [trials] [coming] [random] [speed] [following]
 
-saving      ResNets and a BERT under deadlines (tables 2 and 4): the cost of the best static plan over that of the exact
-            and of the greedy one; SHA(32, 1, 50, η=3), up to 40 nodes of 4 devices, 15 s to come, 60 s paid at least
+saving      ResNets under deadlines: the cost of the best static plan over that of the exact and of the greedy one;
+            SHA(32, 1, 50, η=3), up to 40 nodes of 4 devices, 15 s to come, 60 s paid at least
 sharing     the same where two trials may share a device, at the cost that Gavel's pairs have
-models      a BERT, whose step hardly gets quicker with devices (table 4)
+deadlines   what a static, a naive and the exact plan cost and take under 20, 30 and 40 minutes (table 2)
+schedule    the exact plan for 20 minutes, stage by stage (table 3)
+models      two ResNets and a BERT, whose step hardly gets quicker with devices, under 20 minutes and others (table 4)
+sure        units ±10%, trials ±5%: what the plan by mean times holds, and what 95% cost
 stragglers  SHA(64, 4, 508) with units that vary, paid by the node and by the function (figure 9)
 data        the same with data that each node reads (figure 10)
-trials      20 minutes for more and more trials (figure 11)
+trials      more and more trials (figure 11)
 coming      SHA(512, 4, 4096) with nodes that take 1, 10 and 100 s to come (figure 12)
 random      random jobs: greedy over exact (--jobs of them, 500 unless told)
 speed       processor seconds of a plan and of the whole frontier: SHA(512, 4, 4096), three types, spot too
+following   50 random jobs, each followed 20 times on a simulated cloud: bench/following.py has them one by one
 
 Costs are computed, not paid: rows say what the model of an execution says.
 Needs ../shared/data (or PENSTOCK_DATA).
@@ -32,6 +36,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import penstock as ps
+from bench import following as followed
 from bench.clusters import row
 from bench.profiles import curve
 from bench.scheduling import show
@@ -89,8 +94,53 @@ def sharing() -> Iterator[Row]:
             yield row("sharing", what, ratio, f">= {goal:.2f}", round(ratio, 2) >= goal)
 
 
+def deadlines() -> Iterator[Row]:
+    choosing = chosen(job(SHORT, 32, Times(Draws(85.0), curve("cifar10", 1024))), cloud())
+    for minutes in (20, 30, 40):
+        for kind in ("static", "naive", "cheapest"):
+            judged = getattr(choosing, kind)(60 * minutes, 1.0)
+            if judged is None:
+                continue
+            taken = float(judged.seconds.mean())
+            yield row("deadlines", f"{minutes} minutes, {kind}: USD, in {taken / 60:.1f} minutes", money(judged))
+
+
+def schedule() -> Iterator[Row]:
+    made = plan(job(SHORT, 32, Times(Draws(85.0), curve("cifar10", 1024))), cloud(), deadline=1200, confidence=1.0)
+    for one in made.stages:
+        what = f"units {one.budget - one.units:g} to {one.budget}: {one.trials} trials of {one.devices:g} devices"
+        yield row("schedule", f"{what}, {one.seconds:.0f} s and {one.cost:.2f} USD: nodes", one.nodes)
+    static = made.baseline("static")
+    assert static is not None
+    yield row("schedule", f"the best static plan, {static.cost / made.cost:.2f} times as much: nodes", static.nodes[0])
+
+
 def models() -> Iterator[Row]:
-    yield from _savings("models", "bert", 48, Times(Draws(60.0), curve("bert", 48)), None)
+    for model, batch, unit in (("cifar10", 1024, 85.0), ("imagenet", 1024, 180.0), ("bert", 48, 60.0)):
+        yield from _savings("models", model, batch, Times(Draws(unit), curve(model, batch)), None)
+
+
+def sure() -> Iterator[Row]:
+    for model, batch, unit in PROTOTYPE:
+        times = Times(Draws(unit, 0.1 * unit), curve(model, batch), Draws(1.0, 0.05))
+        choosing, plain = (
+            chosen(job(SHORT, 32, one), cloud()) for one in (times, Times(Draws(unit), curve(model, batch)))
+        )
+        by_means, held = plain.cheapest(1200.0, 1.0), choosing.cheapest(1200.0, 0.95)
+        if by_means is None or held is None:
+            continue
+        what, mean = f"{model} {batch:,}, 20 min", choosing.judge(by_means.candidate)
+        yield row("sure", f"{what}: part of samples that the plan by mean times holds", mean.chance(1200.0), "low")
+        yield row(
+            "sure",
+            f"{what}: part of samples that the plan for 95% holds",
+            held.chance(1200.0),
+            ">= 0.95",
+            held.chance(1200.0) >= 0.95,
+        )
+        yield row("sure", f"{what}: cost of 95% over the plan by mean times", money(held) / money(mean))
+        ratio = money(held) / money(choosing.static(1200.0, 0.95))
+        yield row("sure", f"{what}: cost of 95% over an equally sure static cluster", ratio, "about 0.5")
 
 
 def _savings(bench: str, model: str, batch: int, times: Times, goals: tuple[float, ...] | None) -> Iterator[Row]:
@@ -115,14 +165,18 @@ def stragglers() -> Iterator[Row]:
             times = Times(drawn, spread) if kind == "unit" else Times(Draws(drawn.expected), spread, drawn)
             made = job(LONG, 64, times)
             nodes, functions = (chosen(made, cloud(arrival=0.0, billing=how)) for how in ("instance", "function"))
-            deadline = 1.5 * float(nodes.ends()[0].seconds.mean())
-            what = f"SHA(64, 4, 508), σ = {std:g}, a draw a {kind}, 1.5 × the shortest time"
-            pairs = ((one, getattr(nodes, one)(deadline, 0.5), getattr(functions, one)(deadline, 0.5)) for one in KINDS)
-            for one, paid, free in pairs:
-                yield row("stragglers", f"{what}: {one}, by the node over by the function", money(paid) / money(free))
+            least = float(nodes.ends()[0].seconds.mean())
+            for part in PARTS:
+                what = f"SHA(64, 4, 508), σ = {std:g}, a draw a {kind}, {part} × the shortest time"
+                for one in KINDS:
+                    paid, free = (getattr(how, one)(part * least, 0.5) for how in (nodes, functions))
+                    yield row(
+                        "stragglers", f"{what}: {one}, by the node over by the function", money(paid) / money(free)
+                    )
 
 
 KINDS = ("static", "cheapest")
+PARTS = (1.05, 1.25, 1.5, 2.0)  # deadlines, by the shortest time
 
 
 def data() -> Iterator[Row]:
@@ -130,11 +184,11 @@ def data() -> Iterator[Row]:
     for name, size in (("CIFAR-10, 0.15 GB", 0.15), ("ImageNet, 150 GB", 150.0)):
         for price in (0.0, 0.01, 0.16):
             choosing = chosen(made, cloud(arrival=0.0, data=size, data_price=price))
-            deadline = 1.25 * float(choosing.ends()[0].seconds.mean())
-            ratio = money(choosing.static(deadline, 1.0)) / money(choosing.cheapest(deadline, 1.0))
-            yield row(
-                "data", f"{name} at {price:g} a GB, 1.25 × shortest: static over exact", ratio, ">= 1", ratio >= 1
-            )
+            least = float(choosing.ends()[0].seconds.mean())
+            for part in PARTS:
+                ratio = money(choosing.static(part * least, 1.0)) / money(choosing.cheapest(part * least, 1.0))
+                what = f"{name} at {price:g} a GB, {part} × shortest: static over exact"
+                yield row("data", what, ratio, ">= 1", ratio >= 1)
 
 
 def trials() -> Iterator[Row]:
@@ -142,18 +196,24 @@ def trials() -> Iterator[Row]:
         for count in (64, 128, 256, 512):
             made = job(LONG, count, Times(Draws(4.0), curve("imagenet", 512)))
             choosing = chosen(made, cloud(most=64, arrival=0.0, billing=how))
-            ratio = money(choosing.static(1200, 1.0)) / money(choosing.cheapest(1200, 1.0))
-            yield row("trials", f"{count} trials in 20 minutes, by the {how}: static over exact", ratio)
+            least = float(choosing.ends()[0].seconds.mean())
+            limits = {"20 minutes": 1200.0} | {f"{part} × the shortest time": part * least for part in PARTS}
+            for name, deadline in limits.items():
+                ratio = money(choosing.static(deadline, 1.0)) / money(choosing.cheapest(deadline, 1.0))
+                yield row("trials", f"{count} trials in {name}, by the {how}: static over exact", ratio)
 
 
 def coming() -> Iterator[Row]:
     made = job(LONGEST, 512, Times(Draws(12.0), curve("imagenet", 2048)))
     for seconds in (1.0, 10.0, 100.0):
-        choosing = chosen(made, cloud(most=96, arrival=0.0, preparing=Draws(seconds)))
-        for minutes in (60, 90, 120, 160):
-            ratio = money(choosing.static(60 * minutes, 1.0)) / money(choosing.cheapest(60 * minutes, 1.0))
-            goal, reached = ("about 3.2", None) if minutes == 60 else ("", None)
-            yield row("coming", f"{seconds:g} s to come, {minutes} minutes: static over exact", ratio, goal, reached)
+        choosing = chosen(made, cloud(most=160, arrival=0.0, preparing=Draws(seconds)))
+        least = float(choosing.ends()[0].seconds.mean())
+        limits = {f"{minutes} minutes": 60.0 * minutes for minutes in (60, 90, 120, 160)}
+        limits |= {f"{part} × the shortest time ({part * least / 60:.0f} min)": part * least for part in PARTS}
+        for name, deadline in limits.items():
+            ratio = money(choosing.static(deadline, 1.0)) / money(choosing.cheapest(deadline, 1.0))
+            goal = "about 3.2" if name == "60 minutes" else ""
+            yield row("coming", f"{seconds:g} s to come, {name}: static over exact", ratio, goal)
 
 
 def randomly(count: int) -> Iterator[Row]:
@@ -203,19 +263,34 @@ def speed() -> Iterator[Row]:
     yield row("speed", "a plan: seconds", took, "<= 2", took <= 2)
 
 
+def following() -> Iterator[Row]:
+    rows = [followed.measure(number, 20) for number in range(50)]
+    for what in ("times", "costs"):
+        mean = statistics.mean(statistics.mean(one[what]) for one in rows)
+        near = sum(abs(followed.off(one[what])) <= 3 for one in rows)
+        yield row("following", f"{what} over those planned, the mean", mean, "1 ± 0.01", abs(mean - 1) <= 0.01)
+        yield row("following", f"jobs whose {what} are within three standard errors", near, "50", near == 50)
+    kept = sum(one["kept"] for one in rows) / (20 * len(rows))
+    yield row("following", "the part of 95% deadlines that was kept", kept, ">= 0.93", kept >= 0.93)
+
+
 def main(arguments: list[str]) -> None:
     given = dict(pairwise(arguments))
     count = int(given.get("--jobs", 500))
     benches: dict[str, Callable[[], Iterable[Row]]] = {
         "saving": saving,
         "sharing": sharing,
+        "deadlines": deadlines,
+        "schedule": schedule,
         "models": models,
+        "sure": sure,
         "stragglers": stragglers,
         "data": data,
         "trials": trials,
         "coming": coming,
         "random": lambda: randomly(count),
         "speed": speed,
+        "following": following,
     }
     for name in [name for name in arguments if name in benches] or list(benches):
         for line in benches[name]():

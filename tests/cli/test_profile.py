@@ -93,11 +93,13 @@ def test_a_table_says_what_each_number_of_devices_gives_and_how_many_pay() -> No
     assert re.fullmatch(r" +2 +\S+ +\S+ +\d+\.\d\d +\d+%", lines[4])
     assert re.match(r"(1 device is best|Up to 2 devices pay): a step takes .* on 1 device, .* on 2 devices", lines[5])
     assert lines[6].startswith("Kept in there/profiles.jsonl")
-    assert lines[7] == "Of 4 configs, 4 can be fused with others, in 1 group:"
-    assert re.fullmatch(r"  4 configs  16\.[0-9a-f]{9}", lines[8])
+    assert lines[7] == "A unit alone on a device, with its evaluation and saving:"
+    assert re.fullmatch(r"  4 configs  16\.[0-9a-f]{9}: \S+ ms, ±\d+% from unit to unit and ±\d+% .*", lines[8])
+    assert lines[9] == "Of 4 configs, 4 can be fused with others, in 1 group:"
+    assert re.fullmatch(r"  4 configs  16\.[0-9a-f]{9}", lines[10])
     assert "1, 2, 4, … devices" in result.stderr
-    (one,) = kept("there")
-    assert (one.task, one.kind, sorted(one.table)) == (fingerprint(study.task), "scaling", [1, 2])
+    found = {one.kind: sorted(one.table) for one in kept("there") if one.task == fingerprint(study.task)}
+    assert found == {"scaling": [1, 2], "unit": [1], "spread": [0, 1, 2], "moving": [0, 1]}
     assert [path.name for path in Path("there").iterdir()] == ["profiles.jsonl"]  # no study was begun
 
 
@@ -134,7 +136,7 @@ def test_a_trial_that_cannot_be_spread_has_no_times_and_says_why() -> None:
     result = profile(file(TASK.replace("** 2).mean()", "** 2).sum()")), "--workers", 2)
     assert "1 device is best: never on several devices: the loss of a batch is" in result.stdout
     assert "steps a second" not in result.stdout
-    assert [one.table for one in kept()] == [{1: 1.0}]  # which a study does not try again
+    assert [one.table for one in kept() if one.kind == "scaling"] == [{1: 1.0}]  # which a study does not try again
 
 
 def test_units_of_one_step_end_with_a_message_and_not_never() -> None:
@@ -186,13 +188,49 @@ def test_on_one_device_it_says_what_each_way_of_sharing_gives(monkeypatch: pytes
     )
     assert re.fullmatch(r"A change from trial to trial takes \S+ ms\.", lines[7])
     assert lines[8].startswith("Kept in .penstock/profiles.jsonl")
-    assert lines[9] == "Of 6 configs, 6 can be fused with others, in 2 groups:"
-    reasons = [line.split(": ", 1)[1] for line in lines[10:] if ": " in line]
+    assert lines[9] == "A unit alone on a device, with its evaluation and saving:"
+    assert [re.match(r"  (\d) configs  16.*ms, ±", line).group(1) for line in lines[10:12]] == ["3", "3"]
+    assert lines[12] == "Of 6 configs, 6 can be fused with others, in 2 groups:"
+    reasons = [line.split(": ", 1)[1] for line in lines[13:] if ": " in line]
     assert len(reasons) == 1
     assert re.fullmatch(r"0\.out_features is [12] in one trial and [12] in another", reasons[0])
-    (one,) = kept()
-    assert (one.kind, one.signature, sorted(one.table)) == ("packing", "pack", [2])
+    (one,) = [one for one in kept() if one.kind == "packing"]
+    assert (one.signature, sorted(one.table)) == ("pack", [2])
     assert [path.name for path in Path(".penstock").iterdir()] == ["profiles.jsonl"]
+
+
+def test_every_signature_of_the_first_draws_is_measured_and_a_plan_is_made_of_it() -> None:
+    said = answer(file(WIDE), "--workers", 2)
+    study = load(Path("tuned.py"))
+    wides = [study.space.draw(7, number)["wide"] for number in range(6)]
+    assert [[one["configs"], one["reason"]] for one in said["units"]] == [
+        [wides.count(w), ""] for w in dict.fromkeys(wides)
+    ]
+    assert [one["config"]["wide"] for one in said["others"]] == [not wides[0]]
+    assert [[row["devices"] for row in one["rows"]] for one in said["others"]] == [[1, 2]]
+    tables = {(one.signature, one.kind): one.table for one in kept()}
+    for one in said["units"]:
+        signature = one["signature"]
+        assert tables[signature, "unit"] == {1: one["seconds"]}
+        assert tables[signature, "spread"][2] == one["configs"], "as frequent as in the sample"
+        assert sorted(tables[signature, "scaling"]) == [1, 2]
+    Path("own.toml").write_text('[[instance]]\nname = "rack"\ntype = "cpu"\ndevices = 2\nmemory = 4\nprice = 1.0')
+    plan = study.replace(trials=6).plan(catalogue="own.toml", instances=["rack"])
+    (times,) = plan.job.times.values()
+    assert {(one.signature, one.unit.mean) for one in times} == {(o["signature"], o["seconds"]) for o in said["units"]}
+
+
+def test_units_of_one_config_of_many_that_fails_leave_the_others_timed() -> None:
+    code = WIDE.replace("return torch.optim", "1 / (not config['wide'])\n            return torch.optim")
+    study = load(file(code))
+    assert study.space.draw(7, 0)["wide"] is False, "trial 0 is well"
+    said = answer(file(code), "--workers", 2)
+    timed = {one["reason"][:40]: one["seconds"] for one in said["units"]}
+    assert len(timed) == 2
+    assert timed.pop("")
+    ((why, seconds),) = timed.items()
+    assert seconds is None
+    assert "fail" in why
 
 
 def test_with_json_the_ways_of_sharing_are_one_object_and_the_papers_measures_follow_from_it() -> None:

@@ -113,6 +113,20 @@ def test_nodes_come_ahead_of_a_barrier_and_go_with_their_last_trial():
     assert history().cost == pytest.approx(nodes_billed(), abs=1e-9)  # a node that was there for 58 seconds costs 60
 
 
+def test_nodes_are_asked_for_by_when_the_last_trial_will_have_ended_and_not_a_mean_one():
+    one = study(algorithm=ps.SuccessiveHalving(max_budget=3))
+    times = {"a": (Times(Draws(SECONDS, 0.2 * SECONDS), CURVE, Draws(1.0, 0.1)),)}
+    whole = Job(works(one.algorithm.stages(9)), times, purpose=purpose(one))
+    made = plan(whole, cloud(most=6, head=0.0), deadline=10**4)
+    first, second = made.stages
+    stages = (replace(first, nodes=3, used=3), replace(second, nodes=6, used=3, devices=4, lead=30.0))
+    one.run(ps.Simulated.of(made, varying=(0.0, 0.0)), plan=replace(made, stages=stages, deadline=None), progress=False)
+    asked = next(event.clock for event in log() if isinstance(event, Devices) and len(event.nodes) > 3) - 10.0
+    # Nine trials begin at 30: their units' deviation is 0.22 of 60 s, and the last of nine is 1.49 deviations late.
+    late = 1.49 * SECONDS * (0.2**2 + 0.1**2) ** 0.5
+    assert asked == pytest.approx(30 + SECONDS + late - 30.0, abs=1.0)
+
+
 def test_where_functions_are_billed_trials_are_paid_for_and_not_nodes():
     made = planned(study(), cloud(billing="function"), deadline=330)
     result = study().run(ps.Simulated.of(made), plan=made, progress=False)

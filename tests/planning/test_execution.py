@@ -46,7 +46,19 @@ def test_nodes_are_paid_from_when_they_come_and_the_others_while_they_wait():
     slow = cloud(arrival=Draws(5.0), preparing=Draws(3.0))
     outcome = run(job((2, 1), (4, 2)), slow, 1, 2, ahead=False)
     assert outcome.seconds.tolist() == pytest.approx([8 + 10 + 8 + 10])
-    assert outcome.cost.tolist() == pytest.approx([2 * ((3 + 10 + 8 + 10) + (3 + 10))])
+    assert outcome.cost.tolist() == pytest.approx([2 * ((3 + 10 + 10) + (3 + 10))]), "the first goes with its trials"
+
+
+def test_trials_begin_on_the_nodes_that_are_there_and_a_node_that_is_not_needed_goes_then():
+    slow = cloud(arrival=Draws(50.0), preparing=Draws(3.0))
+    # The second node would be ready 53 s after the barrier: by then the first has trained all four trials.
+    outcome = run(job((2, 1), (4, 2)), slow, 1, 2, ahead=False)
+    assert outcome.seconds.tolist() == pytest.approx([53 + 10 + 20])
+    # Of three nodes the first two to be ready are taken, which are the first two of three exponential times.
+    made = job((2, 1), unit=100.0, curve=Curve())
+    spare = run(made, cloud(instance(devices=1), arrival=Draws(6.0, 6.0)), 3, samples=4000)
+    assert within(spare.seconds, 100 + 6.0 * (1 / 3 + 1 / 2))
+    assert spare.cost.tolist() == pytest.approx([2 * 2 * 100] * 4000), "the third is not waited for"
 
 
 def test_nodes_that_are_asked_for_ahead_are_there_at_the_barrier():
@@ -56,9 +68,11 @@ def test_nodes_that_are_asked_for_ahead_are_there_at_the_barrier():
     assert outcome.cost.tolist() == pytest.approx([2 * ((3 + 10 + 10) + (3 + 10))])
 
 
-def test_nodes_are_asked_for_no_earlier_than_the_stage_before_begins():
-    slow = cloud(arrival=Draws(50.0))
-    assert run(job((2, 1), (4, 2)), slow, 1, 2).seconds.tolist() == pytest.approx([50 + 50 + 10])
+def test_nodes_are_asked_for_no_earlier_than_the_barrier_before():
+    slow = cloud(instance(devices=1), arrival=Draws(50.0))
+    assert run(job((2, 1), (4, 2)), slow, 1, 4).seconds.tolist() == pytest.approx([50 + 20 + 10])  # asked for at 20
+    early = run(job((1, 1), (1, 2), (3, 3)), slow, 1, 1, 3)
+    assert early.seconds.tolist() == pytest.approx([50 + 10 + 10 + 30]), "the first node has trained all by then"
 
 
 def test_a_node_is_paid_for_the_minimum_at_least():
@@ -143,15 +157,24 @@ def test_sums_of_draws_cut_off_at_zero_have_the_mean_and_spread_of_their_draws()
         assert totals.std() == pytest.approx(one.deviation * math.sqrt(count), rel=0.05)
 
 
-@given(st.lists(st.lists(st.integers(1, 50), min_size=9, max_size=9), min_size=1, max_size=4), st.integers(1, 9))
-def test_a_queue_gives_each_trial_the_device_that_is_free_first(lengths, slots):
-    found = queue(np.array(lengths, dtype=float), slots)
-    for row, trials in zip(found, lengths, strict=True):
-        free = [0.0] * slots
+@given(
+    st.lists(st.lists(st.integers(1, 50), min_size=9, max_size=9), min_size=1, max_size=4),
+    st.integers(1, 9),
+    st.booleans(),
+)
+def test_a_queue_gives_each_trial_the_device_that_is_free_first(lengths, slots, repeated):
+    begin = np.tile(10.0 * np.arange(slots), (len(lengths), 1))
+    many = 30 if repeated else 1  # of the samples: numpy takes the place of a heap
+    ends, last_began = queue(np.array(lengths * many, dtype=float), slots, np.tile(begin, (many, 1)))
+    for row, began_last, trials in zip(ends, last_began, lengths * many, strict=True):
+        free, began = [float(10 * slot) for slot in range(slots)], [0.0] * slots
         for length in trials:
             first = min(range(slots), key=lambda slot: free[slot])
+            last, began[first] = free[first], length
             free[first] += length
-        assert sorted(row.tolist()) == sorted(free)
+        used = [end if there else min(end, last) for end, there in zip(free, began, strict=True)]
+        assert sorted(row.tolist()) == sorted(used)
+        assert began_last == last
 
 
 def test_equal_questions_have_equal_samples():
@@ -161,6 +184,6 @@ def test_equal_questions_have_equal_samples():
 
 
 def test_the_last_of_n_nodes_that_come_by_chance_is_waited_for():
-    made = job((6, 1), curve=Curve())
+    made = job((6, 1), unit=100.0, curve=Curve())
     outcome = run(made, cloud(instance(devices=1), arrival=Draws(4.0, 4.0)), 6, samples=4000)
-    assert within(outcome.seconds, 10 + 4.0 * sum(1 / k for k in range(1, 7)))
+    assert within(outcome.seconds, 100 + 4.0 * sum(1 / k for k in range(1, 7)))

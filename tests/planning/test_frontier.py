@@ -9,12 +9,13 @@ from ortools.sat.python import cp_model
 from penstock.planning.draws import Draws
 from penstock.planning.execution import Choice, Execution
 from penstock.planning.frontier import frontier
+from penstock.planning.planner import plan
 from penstock.planning.spec import Times
 from penstock.planning.weights import Weights, weigh
 from penstock.speed.curve import Curve
 from tests.planning.jobs import cloud, instance, job
 
-PREPARING = 100.0
+PREPARING, DATA = 10.0, 200.0  # seconds of a node, in which no stage ends, and what each new node costs
 PRICES = (1.0, 2.5)  # a second
 STAGES = [(9, 1), (5, 3), (2, 9), (4, 12)]  # the last stage has more trials again: nodes may be worth holding
 
@@ -31,7 +32,7 @@ def by_hand(path):
             wait = max(0.0, PREPARING - took) if new else 0.0
         elif new:
             wait = PREPARING
-        cost += PRICES[type] * (kept * wait + new * PREPARING)
+        cost += PRICES[type] * (kept * wait + new * PREPARING) + DATA * new
         length = 10.0 * (budget - below)
         devices = nodes * (type + 1)
         if type == 1 and nodes >= trials:
@@ -53,7 +54,7 @@ def alone(scaling=(1,)):
 def test_every_point_is_its_deadlines_optimum_and_none_is_missing():
     types = (instance("one", 1, 3600 * PRICES[0]), instance("two", 2, 3600 * PRICES[1]))
     made = job(*STAGES, times={"one": alone(), "two": alone((1, 0.6))})
-    on = cloud(*types, preparing=Draws(PREPARING))
+    on = cloud(*types, preparing=Draws(PREPARING), data=DATA, data_price=1.0)
     execution = Execution(made, made.stages, on, samples=1)
     found = frontier(weigh(execution, ahead=True)[0])
     choices = list(product((0, 1), range(1, 7)))
@@ -124,16 +125,36 @@ def test_on_larger_graphs_each_deadlines_plan_is_the_one_of_a_solver(seed):
 
 
 def test_means_add_up_to_the_means_of_whole_executions_where_times_vary():
-    on = cloud(
-        instance(spot=3000.0, losses=20.0), most=4, arrival=Draws(4.0, 2.0), preparing=Draws(2.0, 1.0), head=60.0
-    )
+    on = cloud(instance(spot=3000.0, losses=20.0), most=4, head=60.0)
     made = job((9, 1), (3, 3), (1, 9), std=3.0, own=0.1)
     execution = Execution(made, made.stages, on, samples=16)
-    for ahead in (True, False):
-        (weights,) = weigh(execution, ahead=ahead)
-        for nodes in ((2, 4, 1), (4, 2, 3), (1, 1, 1)):
-            path = tuple(Choice(at % 2, count) for at, count in enumerate(nodes))
-            same = tuple(Choice(1, count) for count in nodes)
-            for one in (path, same):
-                outcome = execution.run(one, ahead=ahead)
-                assert weights.means(one) == pytest.approx((outcome.seconds.mean(), outcome.cost.mean()))
+    (weights,) = weigh(execution, ahead=True)
+    for nodes in ((2, 3, 1), (4, 2, 1), (1, 1, 1)):
+        path = tuple(Choice(at % 2, count) for at, count in enumerate(nodes))
+        same = tuple(Choice(1, count) for count in nodes)
+        for one in (path, same):
+            outcome = execution.run(one)
+            assert weights.means(one) == pytest.approx((outcome.seconds.mean(), outcome.cost.mean()))
+    # Of a first stage, the means are those of samples whatever its nodes take: each trial begins with its own node.
+    on = cloud(most=4, arrival=Draws(4.0, 2.0), preparing=Draws(2.0, 1.0), head=60.0)
+    alone = job((9, 1), std=3.0, own=0.1)
+    execution = Execution(alone, alone.stages, on, samples=16)
+    for nodes in (1, 3, 4):
+        outcome = execution.run((Choice(0, nodes),))
+        means = weigh(execution, ahead=True)[0].means((Choice(0, nodes),))
+        assert means == pytest.approx((outcome.seconds.mean(), outcome.cost.mean()))
+
+
+@pytest.mark.parametrize(("preparing", "minimum"), [(100.0, 0.0), (15.0, 60.0)])
+def test_a_plan_is_the_best_of_all_also_where_nodes_are_late_or_short_lived(preparing, minimum):
+    types = (instance("one", 1, 3600 * PRICES[0]), instance("two", 2, 3600 * PRICES[1]))
+    made = job(*STAGES[:3], times={"one": alone(), "two": alone((1, 0.6))})
+    on = cloud(*types, most=4, preparing=Draws(preparing), minimum=minimum)
+    execution = Execution(made, made.stages, on, samples=1)
+    choices = [Choice(type, nodes) for type, nodes in product((0, 1), range(1, 5))]
+    plans = [execution.run(path) for path in product(choices, repeat=3)]
+    points = np.array([(one.seconds[0], one.cost[0]) for one in plans])
+    quickest = points[:, 0].min()
+    for deadline in quickest * np.array([1.0 + 1e-9, 1.1, 1.3, 1.6, 2.0]):
+        best = points[points[:, 0] <= deadline, 1].min()
+        assert plan(made, on, deadline=float(deadline)).cost == pytest.approx(best)

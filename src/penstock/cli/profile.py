@@ -1,6 +1,7 @@
-"""The speed of one trial of a study on 1, 2, 4, … devices, and which of its trials can be fused.
+"""The speed of a trial of each signature on 1, 2, 4, … devices, its units' seconds, and which trials can be fused.
 
-The speed is measured by training a trial on each number of devices in turn; the groups come from a sample of the space.
+The speed is measured by training a trial on each number of devices in turn; the signatures come from a sample of the
+space.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from penstock.bundle import Bundle, Device, Measured, Parted, Placement, TrialFailed, TrialFinished, TrialStopped
+from penstock.cli.units import time_units
 from penstock.engine.clocking import Shelf
 from penstock.engine.decisions import Decider
 from penstock.errors import PenstockError, StudyError, TaskError, trace
@@ -21,7 +23,7 @@ from penstock.executors.base import Executor
 from penstock.executors.ray.address import is_ray
 from penstock.log.events import Asked
 from penstock.log.states import States
-from penstock.report.groups import Group, group
+from penstock.report.groups import group
 from penstock.report.scaling import Scaling
 from penstock.running import executor_of
 from penstock.scheduling.nodes import arrange
@@ -63,23 +65,40 @@ def count_workers(study: Study, on: str, workers: int | None) -> int | None:
 
 
 def profile(study: Study, on: str, workers: int | None) -> Scaling:
-    """Train the study's first trial a few steps on 1, 2, 4, … devices, and keep the times as a study would.
+    """Train a trial of each signature a few steps on 1, 2, 4, … devices, and some units on one.
 
-    The trial's states are thrown away, and the study's own log and folder are not touched.
+    The times are kept as a study would. The trials' states are thrown away, and the study's own log and folder are not
+    touched.
     """
-    config = first_config(study)
+    first = first_config(study)
     with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as scratch:
         how = RunSettings(on, workers)
         executor = executor_of(study, how, States.of(Path(scratch) / "states"), NAME)
         try:
-            return replace(_profile(study, executor, config), groups=tuple(_groups(study, executor)))
+            found = _profile(study, executor, first, 0)
+            sample = configs_of(study)
+            described = executor.describe(sample, train=False, trials=range(len(sample)), study=NAME)
+            kinds: dict[str, Config] = {}
+            for config, one in zip(sample, described, strict=True):
+                kinds.setdefault(one.signature or "", config)
+            by_kind = {
+                kind: found if config == first else _other(study, executor, config, number)
+                for number, (kind, config) in enumerate(kinds.items(), 1)
+            }
+            steps = {kind: one.seconds.get(1, 0.0) for kind, one in by_kind.items()}
+            units = time_units(study, executor, sample, described, steps, NAME)
         finally:
             executor.close()
+    rest = tuple(one for one in by_kind.values() if one is not found)
+    return replace(found, others=rest, units=tuple(units), groups=tuple(group(described)))
 
 
-def _groups(study: Study, executor: Executor) -> list[Group]:
-    sample = configs_of(study)
-    return group(executor.describe(sample, train=False, trials=range(len(sample)), study=NAME))
+def _other(study: Study, executor: Executor, config: Config, number: int) -> Scaling:
+    """The speed of a trial of another signature; a trial that fails costs the others nothing."""
+    try:
+        return _profile(study, executor, config, number)
+    except (StudyError, TaskError) as error:
+        return Scaling(task_name(study.task), config, executor.devices()[0].type, {}, 1, str(error), None)
 
 
 def configs_of(study: Study) -> list[Config]:
@@ -98,7 +117,7 @@ def first_config(study: Study) -> Config:
     return next(event.config for event in asked if isinstance(event, Asked) and event.trial == 0)
 
 
-def _profile(study: Study, executor: Executor, config: Config) -> Scaling:
+def _profile(study: Study, executor: Executor, config: Config, number: int) -> Scaling:
     devices, said = _alike(executor.devices())
     if len(devices) < 2:
         raise StudyError(
@@ -123,9 +142,11 @@ def _profile(study: Study, executor: Executor, config: Config) -> Scaling:
         return Scaling(name, config, type, {}, 1, f"{NEVER}: a batch has one sample", None)
     there = {device.name: device for device in devices}
     names = arrange(there, {}, {0: count})[0]
-    placed = (Placement(0, 1, config, UNITS * len(doublings(count)), share=float(count)),)
+    placed = (Placement(number, 1, config, UNITS * len(doublings(count)), share=float(count)),)
     why = "; ".join(said)
-    bundle = Bundle(NAME, names, placed, "distributed", description.signature, reason=why, measure=True, study=NAME)
+    bundle = Bundle(
+        f"{NAME} {number}", names, placed, "distributed", description.signature, reason=why, measure=True, study=NAME
+    )
     found = _measure(executor, bundle)
     shelf = Shelf(Profiles.open(study.dir / "profiles.jsonl"), fingerprint(study.task))
     shelf.measured(found, there[names[0]])
@@ -161,11 +182,16 @@ def _doubts(seconds: Mapping[int, float]) -> list[str]:
 
 
 def _measure(executor: Executor, bundle: Bundle) -> Measured:
+    """Train a bundle until it is measured, and then stop it: the devices are free afterwards."""
     executor.place(bundle)
+    found: Measured | None = None
     while True:
         for event in executor.wait():
-            if isinstance(event, Measured):
-                return event
+            if isinstance(event, Measured) and found is None:
+                found = event
+                executor.place(replace(bundle, placements=()))
+            if isinstance(event, TrialFinished | TrialStopped) and found is not None:
+                return found
             if isinstance(event, TrialFailed):
                 raise StudyError(f"The trial failed with {bundle.placements[0].config}: {event.error}")
             if isinstance(event, Parted):

@@ -150,13 +150,12 @@ def profile(
     dir: OwnDir = None,
     json: Json = False,
 ) -> None:
-    """Measure the speed of a file's study: of one trial on 1, 2, 4, … devices, or of trials that share one device.
+    """Measure the speed of a file's study: of a trial on 1, 2, 4, … devices, or of trials that share one device.
 
-    It says which trials can be fused, too.
+    It says how long a unit takes, and which trials can be fused, too.
     """
     from penstock.cli.profile import count_workers, profile
-    from penstock.report import scaling, sharing, summary, tables
-    from penstock.report.groups import Group, said
+    from penstock.report import groups, scaling, sharing, summary, tables, units
 
     with apart(json):
         with refused(BAD_USAGE):
@@ -165,7 +164,7 @@ def profile(
             workers = count_workers(study, on, workers)
         alone, how = workers == 1, "alone, fused and packed" if workers == 1 else "on 1, 2, 4, … devices"
         if not json:
-            typer.echo(f"Training for a few steps {how}.", err=True)
+            typer.echo(f"Training for a few steps {how}, and for a few units.", err=True)
         with refused(FAILED):
             if alone:
                 from penstock.cli.sharing import profile_one
@@ -184,7 +183,11 @@ def profile(
         console.print()
     console.print(sharing.verdict(facts) if alone else scaling.verdict(facts), soft_wrap=True)
     console.print()
-    console.print(said([Group(**one) for one in facts["groups"]]), soft_wrap=True, markup=False, highlight=False)
+    for text in (
+        units.said([units.Unit(**one) for one in facts["units"]]),
+        groups.said([groups.Group(**one) for one in facts["groups"]]),
+    ):
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def _run(study: Study, options: Mapping[str, Any], logged: Planned | None = None) -> Result:

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 
 from penstock.bundle import Bundle, BundleMode, Description, Device, Job, Measured, Placement, TrialFailed
 from penstock.cli.profile import NAME, configs_of
+from penstock.cli.units import time_units
 from penstock.engine.clocking import Shelf
 from penstock.errors import StudyError
 from penstock.executors.local import find_devices
 from penstock.log.states import States
 from penstock.report.groups import group
 from penstock.report.sharing import Sharing, Way
+from penstock.running import executor_of
+from penstock.settings import RunSettings
 from penstock.speed.packing import switching, throughput
 from penstock.speed.profiles import Profiles
 from penstock.task import fingerprint, task_name
@@ -60,12 +63,19 @@ def profile_one(study: Study) -> Sharing:
         states = States.of(Path(scratch) / "states")
         worker = Worker(Job(study.task, study.seed, study.metric, study.mode, states, NAME), device.name)
         try:
-            return _found(study, device, _Profiling(worker, configs_of(study)))
+            found, steps = _found(study, device, _Profiling(worker, sample := configs_of(study)))
         finally:
             worker.close()
+        executor = executor_of(study, RunSettings("local", 1), states, NAME)
+        try:
+            described = executor.describe(sample, train=False, trials=range(len(sample)), study=NAME)
+            return replace(found, units=tuple(time_units(study, executor, sample, described, steps, NAME)))
+        finally:
+            executor.close()
 
 
-def _found(study: Study, device: Device, trials: _Profiling) -> Sharing:
+def _found(study: Study, device: Device, trials: _Profiling) -> tuple[Sharing, dict[str, float]]:
+    """The ways of sharing the device, and the seconds of a step of each signature."""
     described = trials.described()
     bundles = _bundles(described)
     alone = [trials.time_alone(numbers[0]) for numbers in bundles]
@@ -91,7 +101,8 @@ def _found(study: Study, device: Device, trials: _Profiling) -> Sharing:
         sigma = throughput([quickest[i] for i in there], [packed.parts[_part(i)] for i in there])
         ways.append(replace(_way("packed", count, count, [packed]), sigma=sigma))
     change = switching(sum(timed.whole for timed in alone), [timed.steps * timed.each for timed in alone])
-    return Sharing(
+    steps = {described[one[0]].signature or "": timed.each for one, timed in zip(bundles, alone, strict=True)}
+    found = Sharing(
         task_name(study.task),
         device.type,
         tuple(ways),
@@ -103,6 +114,7 @@ def _found(study: Study, device: Device, trials: _Profiling) -> Sharing:
         bundles=tuple(map(len, bundles)),
         groups=tuple(group(described)),
     )
+    return found, steps
 
 
 def _kept(study: Study, device: Device, told: Measured) -> Path | None:

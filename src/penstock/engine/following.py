@@ -12,12 +12,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.bundle import Request
-from penstock.engine.drift import TOLERANCE, Drift, spreads
+from penstock.engine.drift import SOON, TOLERANCE, Units
 from penstock.log import events
-from penstock.planning.cloud import Instance
 from penstock.planning.plan import Plan, PlannedStage
 from penstock.planning.planner import Held, Used, replan
 from penstock.planning.spec import Job, Times
@@ -30,17 +29,6 @@ if TYPE_CHECKING:
 
 Late = Literal["finish", "stop", "pay"]
 LESS = (0.8, 0.5)  # confidences with which a deadline is still kept, before it is said that it cannot be
-LEAST = 0.01  # of a unit: what is left of a trial that is about to end
-SOON = 1e-3  # seconds: the least time to wait for a moment that has all but come
-
-
-class _Unit(NamedTuple):
-    """A unit that trains: since when, whether it is the first of a placement, and on what part of which devices."""
-
-    since: float
-    first: bool
-    type: Instance
-    share: float
 
 
 class Following:
@@ -54,8 +42,7 @@ class Following:
         self._course = Course(given)
         self._types = {offer.instance.name: offer.instance for offer in given.cloud.offers}
         self._slower = _mean(plan.job) / _mean(given.job)  # than the given plan's times, as the present plan has them
-        self._drift = Drift()
-        self._since: dict[int, _Unit] = {}  # by trial: the unit that it trains, or has trained last
+        self._units = Units(plan.job)
         self._standing: dict[int, Standing] = {}  # by bracket
         self._nodes: dict[str, Kind] = {}  # the nodes that are paid for
         self._of: dict[str, int] = {}  # the bracket that has each of them
@@ -99,28 +86,11 @@ class Following:
         place = self._placing.running[trial]
         instance = self._placing.bundling.devices[place.devices[0]].instance or ""
         share = self._placing.bundling.assigned[trial].share
-        self._since[trial] = _Unit(self._placing.clock(), True, self._types[instance], share)
+        self._units.entered(trial, self._placing.clock(), self._types[instance], share)
 
     def reported(self, trial: int) -> None:
-        """A trial has reported a unit: compare its seconds with the plan's."""
-        now, one = self._placing.clock(), self._since[trial]
-        self._since[trial] = one._replace(since=now, first=False)
-        self._drift.add(trial, now - one.since, self._whole(one))
-
-    def _whole(self, one: _Unit) -> float:
-        """The seconds of a unit of a running trial, as the plan has them."""
-        return self._unit(one.type, one.share) + one.first * self.plan.job.start.expected
-
-    def _overlong(self, one: _Unit) -> float:
-        """The clock at which a unit that does not end will have taken longer by another quarter than planned."""
-        whole = self._whole(one)
-        quarters = max(4, math.floor(4 * (self._placing.clock() - one.since) / whole + SOON))
-        return one.since + whole * (quarters + 1) / 4
-
-    def _under_way(self) -> list[tuple[float, float]]:
-        """The seconds so far of each unit that trains, and those that the plan has."""
-        now, there = self._placing.clock(), [self._since[trial] for trial in self._placing.running]
-        return [(now - one.since, self._whole(one)) for one in there]
+        """A trial has reported a unit."""
+        self._units.reported(trial, self._placing.clock())
 
     def look(self) -> None:
         """See where the study stands, before trials are placed; plan anew where that leaves the plan."""
@@ -154,7 +124,7 @@ class Following:
         moments = [now + seconds for seconds in coming if seconds > 0] + [
             self._patience(one) for one in self._missing()
         ]
-        moments += [self._overlong(self._since[trial]) for trial in self._placing.running]
+        moments += [self._units.overlong(trial, now) for trial in self._placing.running]
         self._due = min(moments, default=math.inf)
 
     # Where it stands
@@ -192,30 +162,20 @@ class Following:
         there = sum(device.node in ours for device in devices.values()) / stage.devices
         planned = round(stage.nodes * type.devices / stage.devices)
         waits = bool(waiting) or self._course.undrawn(bracket, stage.number, len(self._history.trials)) > 0
+        now = self._placing.clock()
         left = time_left(
-            [self._left(trial) for trial in running],
-            [self._units(trial) * self._unit(type, stage.devices) * self._drift.of(trial) for trial in waiting],
+            [self._units.left(trial, self._togo(trial), now) for trial in running],
+            [self._units.waiting(trial, self._togo(trial), type, stage.devices) for trial in waiting],
             max(0, round(there) - len(running)),
-            max(0.0, self._expected(kind(stage)) - self._placing.clock()),
+            max(0.0, self._expected(kind(stage)) - now),
             max(0, planned - round(there)),
         )
         return Standing(stage, self.plan.at(bracket, stage.number + 1), waits, busy, left)
 
-    def _units(self, trial: int) -> int:
+    def _togo(self, trial: int) -> int:
+        """The units that a trial still has to train in its stage."""
         record = self._history.trials[trial]
         return max(0, record.granted - record.reported)
-
-    def _left(self, trial: int, unseen: float = 1.0) -> float:
-        """The seconds that a running trial still takes, by its own units so far."""
-        one, slower = self._since[trial], self._drift.of(trial, unseen)
-        begun = max(0.0, self._whole(one) * slower - (self._placing.clock() - one.since))
-        return begun + max(0, self._units(trial) - 1) * self._unit(one.type, one.share) * slower
-
-    def _unit(self, type: Instance, share: float) -> float:
-        """The seconds of a unit on so many devices of a type, or on a part of one, as the plan has them."""
-        times = self.plan.job.on(type)
-        weight = sum(one.weight for one in times)
-        return sum(one.weight * one.unit.expected * one.curve.at(share) for one in times) / weight
 
     # Nodes
 
@@ -278,10 +238,7 @@ class Following:
 
     def _off(self) -> str:
         """Why units leave the plan, if they do."""
-        job = next(iter(self.plan.job.times.values()))
-        if not self._drift.left(under_way := self._under_way(), *spreads(job)):
-            return ""
-        return f"Units take {self._drift.all(under_way):.2f} times as long as planned."
+        return self._units.off(self._placing.running, self._placing.clock())
 
     def _overdue(self) -> str:
         """Which nodes are late, if any are; each request for nodes is said to be late once."""
@@ -292,7 +249,7 @@ class Following:
 
     def _replan(self, reason: str) -> None:
         """Plan what is left with the times that were seen, and log the new plan with the reason."""
-        ratio = self._drift.all(self._under_way())
+        ratio = self._units.ratio(self._placing.running, self._placing.clock())
         self._slower *= ratio
         progress, held = {}, {}
         for bracket, one in self._standing.items():
@@ -313,7 +270,8 @@ class Following:
             )  # fmt: skip
             if not self.plan.missed:
                 break
-        self.plan, self._drift = replace(self.plan, frontier=(), baselines=()), Drift()
+        self.plan = replace(self.plan, frontier=(), baselines=())
+        self._units.planned(self.plan.job)
         if self.plan.missed and not before.missed:
             then = {
                 "finish": "it goes on as cheaply as it can",
@@ -326,12 +284,12 @@ class Following:
 
     def _rest(self, bracket: int, stage: PlannedStage, ratio: float) -> list[float]:
         """The units that each trial of a stage still has to train, those included that are yet to be drawn."""
-        unit, placing = self._unit(self._types[stage.instance], stage.devices) * ratio, self._placing
+        unit, placing = self._units.seconds(self._types[stage.instance], stage.devices) * ratio, self._placing
         running = [trial for trial in placing.running if self._stage(trial) == (bracket, stage)]
         waiting = [trial for trial in placing.queue.waiting if self._stage(trial) == (bracket, stage)]
-        left = [max(LEAST, self._left(trial, ratio) / unit) for trial in running]
+        left = [self._units.parts(trial, self._togo(trial), placing.clock(), unit, ratio) for trial in running]
         undrawn = self._course.undrawn(bracket, stage.number, len(self._history.trials))
-        return left + [float(self._units(trial)) for trial in waiting] + [float(stage.budget)] * undrawn
+        return left + [float(self._togo(trial)) for trial in waiting] + [float(stage.budget)] * undrawn
 
     def _log(self, plan: Plan, reason: str, given: bool = False) -> None:
         cloud = plan.cloud

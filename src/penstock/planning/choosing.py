@@ -23,6 +23,7 @@ from penstock.planning.weights import Weights, weigh
 
 WEIGHING, JUDGING = (4096, 8, 64), (131_072, 256, 1024)  # trials of a stage that are sampled; samples at least, at most
 NEAR = 12  # plans next to the first that holds: where costs are nearly equal, a cheaper one may hold as well
+LEAST = 1e-9  # a change that gains less than this part is none
 SHOWN = 50  # plans of a frontier that are sampled to be shown
 TIGHTER = 0.97  # a baseline whose samples miss the deadline is made for so much of it
 
@@ -81,7 +82,7 @@ class Choosing:
         # By each count of the least that is paid for a node; a bracket for which none differs has but one.
         self._models = [[one[min(at, len(one) - 1)] for one in weights] for at in range(max(map(len, weights)))]
         self._frontiers = [_together([frontier(one) for one in model]) for model in self._models]
-        self._judged = dict[tuple[Path, ...], Judged]()
+        self._judged = dict[tuple[tuple[Path, ...], bool], Judged]()
 
     @property
     def frontier(self) -> list[Candidate]:
@@ -98,51 +99,96 @@ class Choosing:
         """The quickest plan and the cheapest."""
         quick = [self.judge(one[0]) for one in self._frontiers]
         cheap = [self.judge(one[-1]) for one in self._frontiers]
-        first = min(quick, key=lambda one: (float(one.seconds.mean()), float(one.cost.mean())))
-        return first, min(cheap, key=lambda one: float(one.cost.mean()))
+        first = min(quick, key=lambda one: (_time(one), _cost(one)))
+        return self._better(first, _time), self._better(min(cheap, key=_cost), _cost)
 
     @property
     def executions(self) -> list[Execution]:
         """The executions by which plans are judged."""
         return self._judging
 
-    def judge(self, candidate: Candidate) -> Judged:
-        """The samples of a plan."""
-        if candidate.paths not in self._judged:
+    def judge(self, candidate: Candidate, *, hold: bool = False) -> Judged:
+        """The samples of a plan; with ``hold``, of one whose nodes stay to the end of their stage."""
+        if (key := (candidate.paths, hold)) not in self._judged:
             pairs = zip(self._judging, candidate.paths, strict=True)
-            outcomes = tuple(execution.run(path, ahead=self.ahead) for execution, path in pairs)
+            outcomes = tuple(execution.run(path, ahead=self.ahead, hold=hold) for execution, path in pairs)
             rows = max(len(one.seconds) for one in outcomes)
             seconds = np.max([np.resize(one.seconds, rows) for one in outcomes], axis=0)
             cost = np.sum([np.resize(one.cost, rows) for one in outcomes], axis=0)
-            self._judged[candidate.paths] = Judged(candidate, outcomes, seconds, cost)
-        return self._judged[candidate.paths]
+            self._judged[key] = Judged(candidate, outcomes, seconds, cost)
+        return self._judged[key]
 
     def cheapest(self, deadline: float | None, confidence: float) -> Judged | None:
         """The cheapest plan whose samples keep the deadline; None where none does."""
-        return _cheaper(self._keeping(one, deadline, confidence) for one in self._frontiers)
+
+        def holds(plan: Judged) -> bool:
+            return deadline is None or plan.late(confidence) <= deadline
+
+        kept = (self._keeping(one, deadline, confidence) for one in self._frontiers)
+        best = min(filter(None, kept), key=_cost, default=None)
+        if best is None and holds(quick := self.ends()[0]):
+            best = quick
+        return None if best is None else self._better(best, _cost, holds)
 
     def quickest(self, max_cost: float, confidence: float) -> Judged | None:
         """The quickest plan whose samples keep the cost; None where none does."""
-        plans = [
-            self._first(one, lambda plan: plan.paid(confidence) <= max_cost, lambda plan: float(plan.seconds.mean()))
-            for one in self._frontiers
-        ]
-        return min(filter(None, plans), key=lambda plan: float(plan.seconds.mean()), default=None)
+
+        def holds(plan: Judged) -> bool:
+            return plan.paid(confidence) <= max_cost
+
+        kept = (self._first(one, holds, _time) for one in self._frontiers)
+        best = min(filter(None, kept), key=_time, default=None)
+        if best is None and holds(cheap := self.ends()[1]):
+            best = cheap
+        return None if best is None else self._better(best, _time, holds)
+
+    def _better(
+        self, judged: Judged, value: Callable[[Judged], float], holds: Callable[[Judged], bool] = lambda plan: True
+    ) -> Judged:
+        """What single changes of a plan lead to, while each makes it better and it holds.
+
+        The weights of a plan are those of its samples but for nodes that are late, and short-lived ones.
+        """
+        while True:
+            tried = (self.judge(one) for one in self._changed(judged, value))
+            best = min(filter(holds, tried), key=value, default=judged)
+            if value(best) >= value(judged) * (1 - LEAST):
+                return judged
+            judged = best
+
+    def _changed(self, judged: Judged, value: Callable[[Judged], float]) -> list[Candidate]:
+        """The plans with other nodes in one stage that are better by few samples."""
+        by_cost = value is _cost
+        now = _means(self._weighing, judged.candidate.paths, self.ahead)[by_cost]
+        found = list[tuple[float, Candidate]]()
+        for bracket, path in enumerate(judged.candidate.paths):
+            for stage, choice in enumerate(path):
+                for other in _beside(self._weighing[bracket].cloud, choice):
+                    new = (*path[:stage], other, *path[stage + 1 :])
+                    paths = (*judged.candidate.paths[:bracket], new, *judged.candidate.paths[bracket + 1 :])
+                    means = _means(self._weighing, paths, self.ahead)
+                    if means[by_cost] < now * (1 - LEAST):
+                        found.append((means[by_cost], Candidate(*means, paths)))
+        return [one for _, one in sorted(found, key=lambda one: one[0])[:NEAR]]
 
     def _first(
-        self, ranked: Sequence[Candidate], holds: Callable[[Judged], bool], value: Callable[[Judged], float]
+        self,
+        ranked: Sequence[Candidate],
+        holds: Callable[[Judged], bool],
+        value: Callable[[Judged], float],
+        hold: bool = False,
     ) -> Judged | None:
         """The best plan that holds, of plans from the best to the one that holds most surely."""
         low, high = 0, len(ranked) - 1
-        if not holds(self.judge(ranked[high])):
+        if not holds(self.judge(ranked[high], hold=hold)):
             return None
         while low < high:
             middle = (low + high) // 2
-            if holds(self.judge(ranked[middle])):
+            if holds(self.judge(ranked[middle], hold=hold)):
                 high = middle
             else:
                 low = middle + 1
-        near = (self.judge(one) for one in ranked[max(0, high - NEAR) : high + 1])
+        near = (self.judge(one, hold=hold) for one in ranked[max(0, high - NEAR) : high + 1])
         return min(filter(holds, near), key=value)
 
     def others(self, deadline: float | None, confidence: float) -> dict[Kind, Judged]:
@@ -155,8 +201,8 @@ class Choosing:
         return {kind: one for kind, one in made.items() if one is not None}
 
     def static(self, deadline: float | None, confidence: float) -> Judged | None:
-        """The cheapest plan with the same nodes in all stages of a bracket that keeps the deadline."""
-        return self._of(statics, deadline, confidence)
+        """The cheapest plan with the same nodes from the beginning of a bracket to its end that keeps the deadline."""
+        return self._of(statics, deadline, confidence, hold=True)
 
     def naive(self, deadline: float | None, confidence: float) -> Judged | None:
         """The cheapest plan with the same devices a trial in all stages of a bracket that keeps the deadline."""
@@ -178,21 +224,22 @@ class Choosing:
             goal *= TIGHTER
 
     def _of(
-        self, kind: Callable[[Execution], Iterable[Path]], deadline: float | None, confidence: float
+        self, kind: Callable[[Execution], Iterable[Path]], deadline: float | None, confidence: float, hold: bool = False
     ) -> Judged | None:
         plans = []
         for execution, weights in zip(self._weighing, self._models[0], strict=True):
             plans.append([Labelled(*weights.means(path), path) for path in kind(execution)])
         if not all(plans):
             return None
-        return self._keeping(_together(plans), deadline, confidence)
+        return self._keeping(_together(plans), deadline, confidence, hold)
 
-    def _keeping(self, plans: Sequence[Candidate], deadline: float | None, confidence: float) -> Judged | None:
+    def _keeping(
+        self, plans: Sequence[Candidate], deadline: float | None, confidence: float, hold: bool = False
+    ) -> Judged | None:
         """The cheapest of plans from the quickest to the cheapest whose samples keep the deadline."""
         if deadline is None:
-            return self.judge(plans[-1])
-        ranked = [one for one in reversed(plans) if one.seconds <= deadline] or list(plans[:1])
-        return self._first(ranked, lambda one: one.late(confidence) <= deadline, lambda one: float(one.cost.mean()))
+            return self.judge(plans[-1], hold=hold)
+        return self._first(plans[::-1], lambda one: one.late(confidence) <= deadline, _cost, hold)
 
     def _candidate(self, paths: Iterable[Path]) -> Candidate:
         made = tuple(paths)
@@ -201,7 +248,29 @@ class Choosing:
 
 
 def _cheaper(plans: Iterable[Judged | None]) -> Judged | None:
-    return min(filter(None, plans), key=lambda plan: float(plan.cost.mean()), default=None)
+    return min(filter(None, plans), key=_cost, default=None)
+
+
+def _beside(cloud: Cloud, choice: Choice) -> list[Choice]:
+    """Choices next to one: of its offer with some nodes fewer or more, and of other offers with as many."""
+    counts = {
+        choice.nodes - 2,
+        choice.nodes - 1,
+        choice.nodes + 1,
+        choice.nodes + 2,
+        choice.nodes // 2,
+        2 * choice.nodes,
+    }
+    others = [Choice(offer, choice.nodes) for offer in range(len(cloud.offers)) if offer != choice.offer]
+    return [Choice(choice.offer, nodes) for nodes in sorted(counts) if 1 <= nodes <= cloud.most] + others
+
+
+def _time(plan: Judged) -> float:
+    return float(plan.seconds.mean())
+
+
+def _cost(plan: Judged) -> float:
+    return float(plan.cost.mean())
 
 
 def _means(executions: Sequence[Execution], paths: Sequence[Path], ahead: bool) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,7 +22,8 @@ from penstock.planning.spec import Job, Work
 from penstock.speed.curve import Curve
 
 HOUR = 3600.0
-WAVES = 12  # of trials, beyond which a heap finds the device that is free first more quickly
+WAVES = 12  # of trials, beyond which they are placed one by one
+ROWS = 24  # of samples, beyond which numpy finds the device that is free first more quickly than a heap
 
 
 @dataclass(frozen=True)
@@ -38,44 +39,81 @@ Path = tuple[Choice, ...]
 
 @dataclass(frozen=True)
 class Trained:
-    """Samples of a stage from the moment its nodes are ready: its seconds, each node's, and its device seconds.
+    """Samples of a stage from the barrier before it: its seconds, each node's, and its device seconds.
 
-    ``ends`` has for each sample when each of the nodes has no more trials, the earliest first; a
-    node without trials is held to the end.
+    ``ends`` has for each sample when each of the nodes has no more trials; a node without trials is held to the end.
+    ``begun`` is when the last trial begins.
     """
 
     layout: Layout
     seconds: Array
+    begun: Array
     ends: Array
     device_seconds: Array
 
     @cached_property
     def early(self) -> Array:
         """The mean seconds of node time that are saved where the first 0, 1, 2, … nodes go as soon as they can."""
-        idle = (self.seconds[:, None] - self.ends).mean(axis=0)
+        idle = (self.seconds[:, None] - self._going).mean(axis=0)
         return np.concatenate([[0.0], np.cumsum(idle)])
+
+    def released(self, late: Coming | None) -> Trained:
+        """The same where nodes without trials go once the last trial has begun, unless the next stage needs them."""
+        used = self.layout.nodes
+        if not (spare := self.ends.shape[1] - used):
+            return self
+        there = np.zeros((len(self.ends), spare)) if late is None else late.there[:, -spare:]
+        idle = np.maximum(there, self.begun[:, None])
+        return replace(self, ends=np.hstack([self.ends[:, :used], idle]))
+
+    def held(self) -> Trained:
+        """The same where all nodes are held to the end."""
+        return replace(self, ends=np.repeat(self.seconds[:, None], self.ends.shape[1], axis=1))
 
     def short(self, least: float) -> Array:
         """The mean seconds that are paid beyond those used, where the first 0, 1, 2, … nodes had this stage alone."""
-        return np.concatenate([[0.0], np.cumsum(np.maximum(0.0, least - self.ends).mean(axis=0))])
+        return np.concatenate([[0.0], np.cumsum(np.maximum(0.0, least - self._going).mean(axis=0))])
+
+    @cached_property
+    def _going(self) -> Array:
+        """When the first 1, 2, … nodes have no more trials."""
+        return np.sort(self.ends, axis=1)
 
 
 @dataclass(frozen=True)
 class Coming:
-    """Samples of nodes that come: the seconds until each is there, and until the first 1, 2, … are ready."""
+    """Samples of nodes that come: the seconds until each is there, and until each is ready."""
 
     there: Array
     ready: Array
 
+    @cached_property
+    def all(self) -> Array:
+        """The seconds until the first 1, 2, … are all ready."""
+        return np.maximum.accumulate(self.ready, axis=1)
+
+    def after(self, since: Array, new: int, kept: int) -> Coming | None:
+        """The first ``new`` nodes, asked for at ``since`` after a barrier (before it where that is below 0), beside
+        those that are kept, which are ready. The nodes that come first are first. None where all are ready."""
+        if not ((ready := since[:, None] + self.ready[:, :new]) > 0).any():
+            return None
+        both = [np.sort(one, axis=1) for one in (since[:, None] + self.there[:, :new], ready)]
+        there, ready = (np.hstack([np.zeros((len(one), kept)), np.maximum(0.0, one)]) for one in both)
+        return Coming(there, ready)
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """Samples of a whole plan: its seconds and cost, and by stage the cost and when its barrier opens."""
+    """Samples of a whole plan: its seconds and cost, and by stage the cost and when its barrier opens.
+
+    ``leads`` has for each stage how long before that its new nodes are asked for, in the mean.
+    """
 
     seconds: Array
     cost: Array
     starts: Array
     costs: Array
+    leads: tuple[float, ...]
 
 
 class Execution:
@@ -97,17 +135,20 @@ class Execution:
         self._coming: dict[int, Coming] = {}
         self._factors: dict[int, Array] = {}
 
-    def trained(self, stage: int, choice: Choice) -> Trained:
-        """The samples of a stage on a choice of nodes."""
+    def trained(self, stage: int, choice: Choice, late: Coming | None = None) -> Trained:
+        """The samples of a stage on a choice of nodes, which are ready at the barrier or as ``late`` as that says."""
         offer, work = self.cloud.offers[choice.offer], self.works[stage]
         layout = lay(work, self.job.on(offer.instance), offer.instance.devices, choice.nodes)
-        key = (stage, self._alike(choice.offer), layout)
-        if key not in self._trained:
-            self._trained[key] = self._train(stage, choice.offer, layout)
-        made = self._trained[key]
+        if late is None:
+            key = (stage, self._alike(choice.offer), layout)
+            if key not in self._trained:
+                self._trained[key] = self._train(stage, choice.offer, layout)
+            made = self._trained[key]
+        else:
+            made = self._train(stage, choice.offer, layout, late)
         if (spare := choice.nodes - layout.nodes) > 0:
             idle = np.repeat(made.seconds[:, None], spare, axis=1)  # held for a stage to come
-            return Trained(layout, made.seconds, np.hstack([made.ends, idle]), made.device_seconds)
+            return replace(made, ends=np.hstack([made.ends, idle]))
         return made
 
     def coming(self, stage: int) -> Coming:
@@ -116,49 +157,62 @@ class Execution:
             random = self._random(1, stage)
             there = self.cloud.arrival.draw(random, self.samples, self.cloud.most)
             ready = there + self.cloud.preparing.draw(random, self.samples, self.cloud.most)
-            self._coming[stage] = Coming(there, np.maximum.accumulate(ready, axis=1))
+            self._coming[stage] = Coming(there, ready)
         return self._coming[stage]
 
     def lead(self, stage: int, new: int) -> float:
         """How many seconds before a stage its new nodes are asked for: so many as they take in the mean."""
-        return float(self.coming(stage).ready[:, new - 1].mean()) if new else 0.0
+        return float(self.coming(stage).all[:, new - 1].mean()) if new else 0.0
 
     def asked(self, stage: int, before: Trained, new: int, *, ahead: bool) -> float:
-        """The second of the stage before, counted from when its nodes were ready, at which new nodes are asked for."""
+        """The second of the stage before, counted from its barrier, at which new nodes are asked for."""
         return max(0.0, float(before.seconds.mean()) - self.lead(stage, new)) if ahead else np.inf
 
-    def run(self, path: Path, *, ahead: bool = True) -> Outcome:
-        """The samples of a whole plan: each node is paid from its coming to its going, for the minimum at least."""
+    def first(self, choice: Choice) -> Coming | None:
+        """The nodes that the first stage has to wait for; None where it has none."""
+        kept = keeps(self.held, choice)
+        return self.coming(0).after(np.zeros(self.samples), choice.nodes - kept, kept)
+
+    def run(self, path: Path, *, ahead: bool = True, hold: bool = False) -> Outcome:
+        """The samples of a whole plan: each node is paid from its coming to its going, for the minimum at least.
+
+        Nodes go as soon as they can, or with ``hold`` when their stage ends.
+        """
         cloud, rows, last = self.cloud, self.samples, self.held
         now, before = np.zeros(rows), self.nothing
         begun = np.zeros((rows, last.nodes if last else 0))  # when each node that is there came, the oldest first
-        least = np.zeros(begun.shape[1])  # the seconds that are paid for it at least
-        starts, costs = list[Array](), list[Array]()
+        least = np.zeros(begun.shape)  # the seconds that are paid for it at least
+        starts, costs, leads = list[Array](), list[Array](), list[float]()
         for stage, choice in enumerate((*path, None)):
             kept = keeps(last, choice)
             if last is not None and costs:
                 gone, price = last.nodes - kept, self.price(last)
-                went = now[:, None] + before.ends[:, :gone]
-                short = np.maximum(0.0, least[:gone] - (went - begun[:, :gone])).sum(axis=1)
-                costs[-1] += price * (before.ends[:, :gone].sum(axis=1) + kept * before.seconds + short)
+                order = np.argsort(before.ends, axis=1, kind="stable")
+                ends, begun, least = (np.take_along_axis(one, order, axis=1) for one in (before.ends, begun, least))
+                short = np.maximum(0.0, least - (now[:, None] + ends - begun))[:, :gone].sum(axis=1)
+                costs[-1] += price * (ends[:, :gone].sum(axis=1) + kept * before.seconds + short)
             if choice is None:
                 break
-            begun, least = begun[:, begun.shape[1] - kept :], least[len(least) - kept :]
-            new, ends, wait = choice.nodes - kept, now + before.seconds, np.zeros(rows)
+            begun, least = begun[:, begun.shape[1] - kept :], least[:, begun.shape[1] - kept :]
+            new, barrier, late = choice.nodes - kept, now + before.seconds, None
             costs.append(np.zeros(rows))
+            leads.append(0.0)
             if new:
-                coming = self.coming(stage)
-                since = now + np.minimum(self.asked(stage, before, new, ahead=ahead), before.seconds)
-                wait = np.maximum(0.0, since + coming.ready[:, new - 1] - ends)
+                coming, asked = self.coming(stage), self.asked(stage, before, new, ahead=ahead)
+                since = now + np.minimum(asked, before.seconds)
                 begun = np.hstack([begun, since[:, None] + coming.there[:, :new]])
-                least = np.append(least, np.full(new, cloud.minimum))
-                paid = (ends + wait)[:, None] - begun[:, kept:]
+                least = np.hstack([least, np.full((rows, new), cloud.minimum)])
+                paid = barrier[:, None] - begun[:, kept:]
                 costs[-1] += self.price(choice) * paid.sum(axis=1) + new * cloud.data * cloud.data_price
-            now, before, last = ends + wait, self.trained(stage, choice), choice
-            costs[-1] += self.price(choice) * kept * wait + cloud.head / HOUR * (wait + before.seconds)
-            costs[-1] += self.function_price(choice) * before.device_seconds
-            starts.append(ends)
-        return Outcome(now + before.seconds, np.sum(costs, axis=0), np.stack(starts, axis=1), np.stack(costs, axis=1))
+                late = coming.after(since - barrier, new, kept)
+                leads[-1] = max(0.0, float(before.seconds.mean()) - asked)
+            trained = self.trained(stage, choice, late)
+            now, before, last = barrier, trained.held() if hold else trained.released(late), choice
+            costs[-1] += cloud.head / HOUR * before.seconds + self.function_price(choice) * before.device_seconds
+            starts.append(barrier)
+        return Outcome(
+            now + before.seconds, np.sum(costs, axis=0), np.stack(starts, axis=1), np.stack(costs, axis=1), tuple(leads)
+        )
 
     def new(self, before: Choice | None, choice: Choice) -> int:
         """How many nodes have to come for a choice."""
@@ -168,7 +222,8 @@ class Execution:
     def nothing(self) -> Trained:
         """The stage before the first: it takes no time, on the nodes that are held."""
         zero = np.zeros(self.samples)
-        return Trained(Layout(0, 1, 1, 0, 1), zero, np.zeros((self.samples, self.held.nodes if self.held else 0)), zero)
+        nodes = self.held.nodes if self.held else 0
+        return Trained(Layout(0, 1, 1, 0, 1), zero, zero, np.zeros((self.samples, nodes)), zero)
 
     def price(self, choice: Choice) -> float:
         """The price of a second of a node; 0 where it is not nodes that are paid."""
@@ -223,12 +278,10 @@ class Execution:
             self._alone[stage, offer] = (seconds * self._factors[offer][:, : work.trials], signs)
         return self._alone[stage, offer]
 
-    def _train(self, stage: int, number: int, layout: Layout) -> Trained:
+    def _train(self, stage: int, number: int, layout: Layout, late: Coming | None = None) -> Trained:
         seconds = self._bundles(stage, number, layout)
-        ends = queue(seconds, layout.slots)
-        nodes = layout.by_node(ends)
-        nodes.sort(axis=1)
-        return Trained(layout, ends.max(axis=1), nodes, seconds.sum(axis=1) * layout.width)
+        ends, begun = queue(seconds, layout.slots, None if late is None else late.ready[:, layout.last])
+        return Trained(layout, ends.max(axis=1), begun, layout.by_node(ends), seconds.sum(axis=1) * layout.width)
 
     def _bundles(self, stage: int, number: int, layout: Layout) -> Array:
         """The seconds of each bundle of a stage, the same whatever the number of nodes."""
@@ -281,37 +334,55 @@ def shared(alone: Array, signs: NDArray[np.intp], curves: Sequence[Curve], layou
     return np.add.reduceat(seconds, bounds[:-1], axis=1) / sizes
 
 
-def queue(seconds: Array, slots: int) -> Array:
-    """When each slot is free for good: the trials begin in order, each on the slot that is free first.
+def queue(seconds: Array, slots: int, begin: Array | None = None) -> tuple[Array, Array]:
+    """When each slot is free for good, and when the last trial begins: each on the slot that is free first, in order.
 
-    >>> queue(np.array([[3.0, 1.0, 1.0, 4.0]]), 2).tolist()
-    [[3.0, 6.0]]
+    ``begin`` is when each slot can have its first trial, rising; at once where nothing is given.
+
+    >>> [one.tolist() for one in queue(np.array([[3.0, 1.0, 1.0, 4.0]]), 2)]
+    [[[3.0, 6.0]], [2.0]]
     """
     rows, trials = seconds.shape
-    ends = np.zeros((rows, slots))
-    ends[:, : min(slots, trials)] = seconds[:, :slots]
-    unlike = np.zeros(rows, dtype=bool)
-    few = trials > slots * WAVES  # many waves of few trials each: a heap is quicker
-    unlike |= few
-    for at in range(slots, trials if not few else 0, slots):
+    first = np.zeros((rows, slots)) if begin is None else begin
+    ends, last = first.copy(), np.zeros(rows)
+    few = trials > slots * WAVES
+    unlike = np.full(rows, few)
+    for at in range(0, trials if not few else 0, slots):
         # A wave of trials goes to the slots in the order in which these are free. That is right unless a trial of the
         # wave has ended before a later one begins.
         wave = seconds[:, at : at + slots]
         order = np.argsort(ends, axis=1, kind="stable")[:, : wave.shape[1]]
         free = np.take_along_axis(ends, order, axis=1)
-        after = free + wave
+        after, last = free + wave, free[:, -1]
         unlike |= (np.minimum.accumulate(after, axis=1)[:, :-1] < free[:, 1:]).any(axis=1)
         np.put_along_axis(ends, order, after, axis=1)
-    replace = heapq.heapreplace
-    for row in np.flatnonzero(unlike):
-        heap = [(end, slot) for slot, end in enumerate(seconds[row, :slots].tolist())]
-        heapq.heapify(heap)
-        for length in seconds[row, slots:].tolist():
+    if unlike.any():
+        ends[unlike], last[unlike] = _one_by_one(seconds[unlike], first[unlike])
+    if begin is not None:  # a slot that comes too late for any trial is free once the last has begun
+        ends = np.where(ends == begin, np.minimum(ends, last[:, None]), ends)
+    return ends, last
+
+
+def _one_by_one(seconds: Array, begin: Array) -> tuple[Array, Array]:
+    """The same, trial by trial: right always, and quicker where there are many waves of few trials each."""
+    ends, rows = begin.copy(), np.arange(len(seconds))
+    last = np.zeros(len(rows))
+    if len(rows) > ROWS:
+        for length in np.ascontiguousarray(seconds.T):
+            slot = ends.argmin(axis=1)
+            last = ends[rows, slot]
+            ends[rows, slot] = last + length
+        return ends, last
+    exchange = heapq.heapreplace
+    for row in rows:
+        heap = [(end, slot) for slot, end in enumerate(begin[row].tolist())]  # in order, and so a heap
+        for length in seconds[row].tolist():
             end, slot = heap[0]
-            replace(heap, (end + length, slot))
+            exchange(heap, (end + length, slot))
+        last[row] = end
         for end, slot in heap:
             ends[row, slot] = end
-    return ends
+    return ends, last
 
 
 def keeps(before: Choice | None, after: Choice | None) -> int:

@@ -35,6 +35,11 @@ class Layout:
         """The nodes that a trial is on."""
         return -(-self.width // self.devices_a_node)
 
+    @property
+    def last(self) -> list[int]:
+        """For each slot the number of the node with which it has its devices, where nodes come one by one."""
+        return [-(-self.width * slot // self.devices_a_node) - 1 for slot in range(1, self.slots + 1)]
+
     def by_node(self, ends: Array) -> Array:
         """When each node has no more trials, by when each slot has none; rests of wide trials share nodes."""
         full, rest = divmod(self.width, self.devices_a_node)

@@ -193,13 +193,10 @@ def _made(
 def _stages(choosing: Choosing, chosen: Judged, cloud: Cloud, confidence: float) -> list[PlannedStage]:
     made = []
     for execution, path, outcome in zip(choosing.executions, chosen.candidate.paths, chosen.outcomes, strict=True):
-        before, last = execution.nothing, execution.held
         for at, (work, choice) in enumerate(zip(execution.works, path, strict=True)):
-            trained, offer = execution.trained(at, choice), cloud.offers[choice.offer]
-            layout, starts = trained.layout, outcome.starts[:, at]
+            layout, offer = execution.trained(at, choice).layout, cloud.offers[choice.offer]
+            starts = outcome.starts[:, at]
             ends = outcome.starts[:, at + 1] if at + 1 < len(path) else outcome.seconds
-            new = execution.new(last, choice)
-            ahead = before.seconds.mean() - execution.asked(at, before, new, ahead=choosing.ahead)
             made.append(
                 PlannedStage(
                     bracket=work.bracket,
@@ -213,14 +210,13 @@ def _stages(choosing: Choosing, chosen: Judged, cloud: Cloud, confidence: float)
                     market=offer.market,
                     nodes=choice.nodes,
                     used=layout.nodes,
-                    lead=max(0.0, float(ahead)) if new else 0.0,
+                    lead=outcome.leads[at],
                     start=float(starts.mean()),
                     seconds=float((ends - starts).mean()),
                     late=quantile(ends, confidence),
                     cost=float(outcome.costs[:, at].mean()),
                 )
             )
-            before, last = trained, choice
     return made
 
 

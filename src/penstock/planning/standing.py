@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from statistics import NormalDist
+from typing import NamedTuple
 
 from penstock.planning.plan import Plan, PlannedStage
+
+SPAN, STEPS = 4.0, 32  # standard deviations beyond which no trial ends, and the parts of that time that are summed
 
 Kind = tuple[str, str]
 """Nodes of one kind: their instance and their market."""
@@ -52,25 +57,48 @@ def needs(one: Standing) -> Counter[Kind]:
     return +wanted
 
 
+class Rest(NamedTuple):
+    """What is left of a trial's stage: the mean of its seconds, and their variance."""
+
+    seconds: float
+    variance: float = 0.0
+
+
 def time_left(
-    running: Collection[float], waiting: Sequence[float], idle: int, after: float = 0.0, late: int = 0
+    running: Collection[Rest], waiting: Sequence[Rest], idle: int, after: float = 0.0, late: int = 0
 ) -> float:
-    """The seconds until the last of these trials ends, by the seconds that each still takes.
+    """The mean seconds until the last of these trials ends, by what is left of each.
 
     The trials that wait begin in turn: on ``idle`` places now, on ``late`` ones ``after`` some seconds, or when a
     running trial ends.
 
-    >>> time_left([3.0], [4.0, 4.0], idle=1), time_left([], [2.0], idle=0, after=5.0, late=1)
-    (7.0, 7.0)
+    >>> time_left([Rest(3.0)], [Rest(4.0), Rest(4.0)], idle=1)
+    7.0
+    >>> time_left([], [Rest(2.0)], idle=0, after=5.0, late=1), round(time_left([Rest(5.0, 1.0)] * 2, [], idle=0), 2)
+    (7.0, 5.56)
     """
-    free = [*running, *[0.0] * idle, *[after] * late]
+    free = [*running, *[Rest(0.0)] * idle, *[Rest(after)] * late]
     heapify(free)
-    last = max(running, default=0.0)
-    for seconds in waiting:
-        begin = heappop(free) if free else 0.0
-        last = max(last, begin + seconds)
-        heappush(free, begin + seconds)
-    return last
+    ends = list(running)
+    for one in waiting:
+        begin = heappop(free) if free else Rest(0.0)
+        ends.append(Rest(begin.seconds + one.seconds, begin.variance + one.variance))
+        heappush(free, ends[-1])
+    return _last(ends)
+
+
+def _last(ends: Sequence[Rest]) -> float:
+    """The mean of the largest of normal variables, and of 0."""
+    spans = [(end.seconds, math.sqrt(end.variance)) for end in ends]
+    low = max((mean - SPAN * own for mean, own in spans), default=0.0)
+    high = max((mean + SPAN * own for mean, own in spans), default=0.0)
+    low, high = max(0.0, low), max(0.0, high)
+    step, mean_of_last = (high - low) / STEPS, low
+    able = [NormalDist(mean, own) for mean, own in spans if own and mean + SPAN * own > low]
+    for number in range(STEPS if step > 0 else 0):
+        at = low + (number + 0.5) * step
+        mean_of_last += step * (1 - math.prod(one.cdf(at) for one in able))
+    return mean_of_last
 
 
 @dataclass(frozen=True)

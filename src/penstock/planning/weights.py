@@ -50,16 +50,16 @@ class Weights:
 
 def weigh(execution: Execution, *, ahead: bool) -> tuple[Weights, ...]:
     """The weights of all plans of a bracket, by each count of the least that is paid for a node that differs."""
-    cloud = execution.cloud
-    least = cloud.minimum - cloud.preparing.expected
+    cloud, coming = execution.cloud, execution.cloud.arrival.expected + execution.cloud.preparing.expected
     choices = tuple(Choice(offer, nodes) for offer in range(len(cloud.offers)) for nodes in range(1, cloud.most + 1))
     seconds, costs = list[Array](), list[Array]()
     shorts: tuple[list[Array], ...] = ([], [], [])
     before, priors = [execution.nothing], [execution.held]
     none = np.zeros(len(choices))
     ages, means = (none, none, none), none  # of nodes where the stage before begins, by each count; its mean seconds
+    least = cloud.minimum
     for stage in range(len(execution.works)):
-        trained = [execution.trained(stage, choice) for choice in choices]
+        trained = [execution.trained(stage, choice, None if stage else execution.first(choice)) for choice in choices]
         time, cost, beyond = _changes(execution, stage, before, priors, choices, ahead=ahead)
         for short, age in zip(shorts, ages, strict=True):
             short.append(beyond(least - age))
@@ -67,6 +67,12 @@ def weigh(execution: Execution, *, ahead: bool) -> tuple[Weights, ...]:
         seconds.append(time + means)
         costs.append(cost + np.array([_running(execution, *pair) for pair in zip(trained, choices, strict=True)]))
         before, priors = trained, list(choices)
+        # A first stage counts from when its nodes are asked for, and others from when they are ready.
+        least, means = (
+            (cloud.minimum - cloud.preparing.expected, means)
+            if stage
+            else (cloud.minimum + cloud.arrival.expected, means - coming)
+        )
     last = list(zip(before, choices, strict=True))
     early = np.array([-execution.price(choice) * one.early[choice.nodes] for one, choice in last])
     for short, age in zip(shorts, ages, strict=True):
@@ -118,7 +124,8 @@ def _changes(
     for column, choice in enumerate(choices):
         kept = np.where(of == choice.offer, np.minimum(had, choice.nodes), 0)
         new, price = choice.nodes - kept, execution.price(choice)
-        late = wait[rows, new]
+        used = execution.trained(stage, choice).layout.nodes
+        late = np.where(kept < used, wait[rows, new], 0.0)
         seconds[:, column] = late
         cost[:, column] = (
             price * (kept * late + new * (gap[rows, new] + late) - there[new])
@@ -139,13 +146,16 @@ def _changes(
 
 def _waits(execution: Execution, stage: int, before: list[Trained], *, ahead: bool) -> tuple[Array, Array]:
     """By the state before and the number of new nodes: the mean wait for them after the barrier, and the mean time
-    from when they are asked for to the barrier."""
+    from when they are asked for to the barrier.
+
+    Before the first stage the wait is a part of the stage. Later, trials are taken to wait for the last node.
+    """
     seconds = np.stack([one.seconds for one in before])  # a row for each state
     means = seconds.mean(axis=1, keepdims=True)
     coming = execution.coming(stage)
     wait, gap = np.zeros((2, len(before), execution.cloud.most + 1))
-    for new in range(1, execution.cloud.most + 1):
-        ready = coming.ready[:, new - 1]
+    for new in range(1, execution.cloud.most + 1 if stage else 1):
+        ready = coming.all[:, new - 1]
         asked = np.maximum(0.0, means - execution.lead(stage, new)) if ahead else np.inf
         ahead_by = seconds - np.minimum(asked, seconds)
         wait[:, new] = np.maximum(0.0, ready - ahead_by).mean(axis=1)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from penstock.report.format import short, value
 from penstock.report.groups import Group
+from penstock.report.units import Unit
 from penstock.trial import Config
 
 
@@ -31,6 +32,8 @@ class Scaling:
     reason: str
     kept: Path | None
     groups: tuple[Group, ...] = ()
+    others: tuple[Scaling, ...] = ()
+    units: tuple[Unit, ...] = ()
 
 
 def scaling_facts(found: Scaling) -> dict[str, Any]:
@@ -46,7 +49,8 @@ def scaling_facts(found: Scaling) -> dict[str, Any]:
         for count, seconds in sorted(found.seconds.items())
     ]
     known = {key: one for key, one in vars(found).items() if key != "seconds"}
-    known["groups"] = [vars(one) for one in found.groups]
+    known["groups"], known["units"] = ([vars(one) for one in some] for some in (found.groups, found.units))
+    known["others"] = [scaling_facts(one) for one in found.others]
     return {**known, "kept": None if found.kept is None else str(found.kept), "rows": rows}
 
 
@@ -74,8 +78,14 @@ def scaling_table(facts: dict[str, Any]) -> Table:
 
 def verdict(facts: dict[str, Any]) -> str:
     """How many devices pay and why, and where the measurement is kept."""
-    pays = "1 device is best" if facts["pays"] == 1 else f"Up to {facts['pays']} devices pay"
     kept = f"Kept in {facts['kept']}, for the next study of this task on such devices."
     if facts["kept"] is None:
         kept = "It could not be kept for the next study: its folder cannot be written." if facts["rows"] else ""
-    return f"{pays}: {facts['reason'].rstrip('.')}.\n{kept}".rstrip()
+    others = [f"{short(one['config'])}: {_pays(one)}" for one in facts["others"]]
+    return "\n".join([_pays(facts), *others, kept]).rstrip()
+
+
+def _pays(facts: dict[str, Any]) -> str:
+    """How many devices pay for a trial, and why."""
+    pays = "1 device is best" if facts["pays"] == 1 else f"Up to {facts['pays']} devices pay"
+    return f"{pays}: {facts['reason'].rstrip('.')}."

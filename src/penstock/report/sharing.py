@@ -12,6 +12,7 @@ from rich.table import Table
 
 from penstock.report.format import size, value
 from penstock.report.groups import Group
+from penstock.report.units import Unit
 from penstock.speed.packing import how_many, improvement
 
 
@@ -36,7 +37,8 @@ class Sharing:
 
     ``switching`` are the seconds that a change of trials costs (Pack, eq. 4). ``sigmas`` has the gain of packs by the
     number of their bundles, and ``reason`` says it. ``kept`` is the file that keeps it for the next study, or None.
-    ``bundles`` are the numbers of trials of each signature, and ``groups`` the configs that can be fused.
+    ``bundles`` are the numbers of trials of each signature, ``groups`` the configs that can be fused, and ``units``
+    the seconds of a unit of each signature.
     """
 
     task: str
@@ -49,6 +51,7 @@ class Sharing:
     cpu: bool
     bundles: tuple[int, ...]
     groups: tuple[Group, ...]
+    units: tuple[Unit, ...] = ()
 
 
 def sharing_facts(found: Sharing) -> dict[str, Any]:
@@ -59,6 +62,7 @@ def sharing_facts(found: Sharing) -> dict[str, Any]:
     ]
     known = {key: one for key, one in vars(found).items() if key != "ways"}
     known |= {"kept": None if found.kept is None else str(found.kept), "groups": [vars(one) for one in found.groups]}
+    known["units"] = [vars(one) for one in found.units]
     return {**known, "pays": how_many(found.sigmas), "rows": rows}
 
 
