@@ -182,6 +182,14 @@ def test_a_trial_that_moves_anyway_measures_on_its_way():
     assert one.last == ("distributed", ("gpu 1", "gpu 2"), True, [0]), "with one unit left it would not move once more"
 
 
+def test_a_trial_that_ends_before_it_moves_holds_nobody_up():
+    one = started(2, 4, fifo, FOUR)
+    one.go_on()
+    assert one.moving == {0, 1}
+    one.placing.left(0)
+    assert settled(one) == {1: 4}
+
+
 def test_devices_whose_workers_do_not_meet_are_not_tried_together_again(alone_on_one):
     with pytest.warns(UserWarning, match="did not meet. It goes on elsewhere"):
         alone_on_one.placing.elastic.parted(Parted(("gpu 0", "gpu 1"), "They did not meet."))

@@ -42,14 +42,16 @@ class Elastic:
     def enter(self) -> None:
         """Trials that have left their bundles to move enter their new devices, once these are free.
 
-        Where the new devices are lost or will not come free, the trial waits for any devices.
+        Where the new devices are lost or will not come free, the trial waits for any devices. A trial that has ended
+        meanwhile moves nowhere.
         """
         bundling, waiting = self._bundling, self._placing.queue.waiting
         told = {}
         for trial, one in list(self.destined.items()):
             there = {other for name in one.devices for other in bundling.on(name)} - {trial}
             friends = one.share < 1 and all(bundling.assigned[other].share == one.share for other in there)
-            if not (there <= bundling.moving or friends) or not set(one.devices) <= bundling.devices.keys():
+            gone = trial not in waiting and trial not in bundling.running
+            if gone or not (there <= bundling.moving or friends) or not set(one.devices) <= bundling.devices.keys():
                 del self.destined[trial]
             elif trial in waiting and bundling.fits(one, waiting[trial].bytes):
                 place = self._placing.enter(one)
