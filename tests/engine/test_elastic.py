@@ -139,6 +139,57 @@ def test_a_trial_that_came_meanwhile_has_the_device(alone_on_one):
     assert one.last == ("solo", ("gpu 0",), False, [0])
 
 
+def test_a_trial_that_is_to_measure_takes_other_devices_where_a_trial_came_meanwhile():
+    one = Elastic(devices=4)
+    one.ask(0, budget=6)
+    one.placing.place()
+    one.go_on()
+    one.ask(1, budget=6)
+    one.placing.place()
+    assert one.last == ("solo", ("gpu 1",), False, [1])
+    one.stop(0)
+    assert one.last == ("distributed", ("gpu 0", "gpu 2", "gpu 3"), True, [0])
+
+
+def test_a_signature_is_measured_although_trials_of_another_move():
+    one = Elastic(devices=6)
+    one.descriptions = {1: Description(signature="b", batch_size=8)}
+    one.placing.pace.model.started(0.0)
+    one.ask(0, budget=20)
+    one.ask(1, budget=20)
+    one.placing.place()
+    one.know({1: 1.0, 2: 0.55, 4: 0.3})
+    one.placing.changed = True
+    one.go_on()
+    assert one.moving == {0, 1}
+    one.stop(1)
+    assert one.last == ("distributed", tuple(f"gpu {i}" for i in range(1, 6)), True, [1])
+
+
+def test_a_trial_that_moves_anyway_measures_on_its_way():
+    one = Elastic(devices=3, sharing="measured")
+    one.placing.pace.model.started(0.0)
+    one.placing.pace.measured(Measured("a", "gpu 0", "sharing", {1: 1.0, 2: 1.9}, 2, "", "native"))
+    for trial in range(2):
+        one.ask(trial, budget=2)
+    one.placing.queue.describe(one.cards)
+    for trial in range(2):
+        one.placing.enter(Assignment(trial, ("gpu 0",), 0.5))
+        one.history.apply(Reported(trial, 1, 1, {"loss": 1.0}, None, Usage(), 0.0))
+    one.now = 1.0
+    assert one.placing.bundling.move(0)
+    one.stop(0)
+    assert one.last == ("distributed", ("gpu 1", "gpu 2"), True, [0]), "with one unit left it would not move once more"
+
+
+def test_a_trial_that_ends_before_it_moves_holds_nobody_up():
+    one = started(2, 4, fifo, FOUR)
+    one.go_on()
+    assert one.moving == {0, 1}
+    one.placing.left(0)
+    assert settled(one) == {1: 4}
+
+
 def test_devices_whose_workers_do_not_meet_are_not_tried_together_again(alone_on_one):
     with pytest.warns(UserWarning, match="did not meet. It goes on elsewhere"):
         alone_on_one.placing.elastic.parted(Parted(("gpu 0", "gpu 1"), "They did not meet."))

@@ -21,6 +21,7 @@ from penstock.scheduling.growing import (
     idle,
     keeps,
     on_first,
+    on_the_way,
     own,
     probe,
     split,
@@ -257,6 +258,45 @@ def test_devices_that_are_apart_or_of_another_type_are_not_tried_together() -> N
 
 
 # Growing and giving back
+
+
+def moved(trial: int, signature: str = "a", type: str = "x", load: int = 8) -> Demand:
+    """A trial that has left its devices to move."""
+    return Demand(trial, "g", 1, signature=signature, type=type, load=load)
+
+
+def test_a_trial_that_moves_to_a_device_of_its_own_measures_more_on_its_way() -> None:
+    seen, made = having(cluster(4)), [Assignment(0, ("a1",)), Assignment(1, ("a2",))]
+    assert on_the_way(seen, [moved(0), moved(1)], made, trying({})) == [
+        Assignment(0, ("a0", "a1", "a3"), 3.0, measure=True, lent=2),
+        Assignment(1, ("a2",)),
+    ]
+    assert on_the_way(seen, [moved(0, load=2), moved(1)], made, trying({}))[0].share == 2
+
+
+@pytest.mark.parametrize(
+    ("waiting", "tried", "apart"),
+    [
+        ([moved(0), moved(1)], {}, ""),  # another trial waits on, and the idle devices are its own
+        ([moved(0, type="")], {}, ""),  # the trial comes new: after its first unit it may have two left
+        ([moved(0, signature="")], {}, ""),
+        ([moved(0, load=1)], {}, ""),
+        ([moved(0)], {1: 1.0, 2: 0.6, 4: 0.7}, ""),
+        ([moved(0)], {}, "a0 a1"),
+    ],
+)
+def test_otherwise_no_trial_measures_on_its_way(waiting: list[Demand], tried: dict[int, float], apart: str) -> None:
+    seen = having(cluster(4), apart=(apart,) if apart else ())
+    made = [Assignment(0, ("a1",))]
+    assert on_the_way(seen, waiting, made, trying(tried)) == made
+
+
+def test_one_trial_of_a_signature_measures_at_a_time() -> None:
+    seen = having(cluster(4), holding(5, "a2 a3", measure=True))
+    running = {5: replace(seen.running[5], demand=moved(5))}
+    made = [Assignment(0, ("a1",))]
+    assert on_the_way(replace(seen, running=running), [moved(0)], made, trying({})) == made
+    assert on_the_way(replace(seen, running=running), [moved(0, "b")], made, trying({}))[0].measure
 
 
 def test_trials_that_are_alone_grow_onto_devices_that_are_lent_to_them() -> None:

@@ -123,6 +123,16 @@ def test_what_a_shared_unit_took_tells_what_it_would_take_alone():
     assert made.speed(["gpu"]).seconds(0, 1 / 2) == 5
 
 
+def test_a_unit_on_more_devices_than_pay_tells_what_it_would_take_alone():
+    made = model()
+    made.spread("a", "gpu", {1: 1.0, 2: 0.6, 4: 0.7, 16: 1.5})
+    assert made.curve("gpu", 0).widest == 2
+    made.observed(0, "gpu", 16.0, 3.0)
+    assert made.unit("gpu", 0) == pytest.approx(2.0), "by the time that was measured on so many"
+    made.observed(1, "gpu", 17.0, 0.6)
+    assert made.unit("gpu", 1) == pytest.approx(1.0), "where none was measured, more devices gain nothing"
+
+
 def test_a_trial_that_moved_refines_the_curve():
     made = model()
     made.shared("a", "gpu", {1: 1.0, 2: 1.1}, 2)

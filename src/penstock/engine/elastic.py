@@ -8,13 +8,15 @@ which shrink. Devices that are still idle are lent to trials that are alone on t
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.bundle import Parted
-from penstock.scheduling.base import Assignment
-from penstock.scheduling.growing import Growing, give_back, grow_apart, keeps, probe, split
+from penstock.scheduling.base import Assignment, Demand, View
+from penstock.scheduling.growing import Growing, give_back, grow_apart, keeps, on_the_way, probe, split
 from penstock.scheduling.nodes import consolidate
 from penstock.scheduling.sizing import size
+from penstock.speed.model import Speed
 
 if TYPE_CHECKING:
     from penstock.engine.placing import Placing
@@ -40,14 +42,16 @@ class Elastic:
     def enter(self) -> None:
         """Trials that have left their bundles to move enter their new devices, once these are free.
 
-        Where the new devices are lost or will not come free, the trial waits for any devices.
+        Where the new devices are lost or will not come free, the trial waits for any devices. A trial that has ended
+        meanwhile moves nowhere.
         """
         bundling, waiting = self._bundling, self._placing.queue.waiting
         told = {}
         for trial, one in list(self.destined.items()):
             there = {other for name in one.devices for other in bundling.on(name)} - {trial}
             friends = one.share < 1 and all(bundling.assigned[other].share == one.share for other in there)
-            if not (there <= bundling.moving or friends) or not set(one.devices) <= bundling.devices.keys():
+            gone = trial not in waiting and trial not in bundling.running
+            if gone or not (there <= bundling.moving or friends) or not set(one.devices) <= bundling.devices.keys():
                 del self.destined[trial]
             elif trial in waiting and bundling.fits(one, waiting[trial].bytes):
                 place = self._placing.enter(one)
@@ -56,12 +60,22 @@ class Elastic:
         for place in told.values():
             bundling.declare(place)
 
+    def on_the_way(
+        self, view: View, demands: Sequence[Demand], made: list[Assignment], speed: Speed
+    ) -> list[Assignment]:
+        """The assignments; a trial that moves anyway may measure the gain of several devices."""
+        return on_the_way(view, demands, made, speed) if self._spreads and not self.destined else made
+
     def use_idle(self) -> None:
         """Use devices that are idle while no trial waits: split a bundle, let a trial measure, or let trials grow."""
         if self.destined:
             return
         view, speed = self._placing.view(), self._placing.pace.speed()
         if not view.room:
+            return
+        if self._bundling.moving:
+            one = probe(view, self._ranked(), speed, self._growing) if self._spreads else None
+            self._destine([] if one is None else [one])
             return
         made = split(view, speed)
         if not made and self._spreads:

@@ -274,7 +274,7 @@ class Placing:
             return  # the plan's nodes may be yet to come, and it leaves no device to deal
         if self.waiting:
             self.elastic.give_back()
-        elif not bundling.moving:
+        else:
             self.elastic.use_idle()
         if not self.running and self.waiting and not self.changed:
             raise StudyError(
@@ -289,6 +289,7 @@ class Placing:
         made = self.schedule(view, demands, speed) if bundling.room else []
         if self.following is None:  # the plan's nodes are not exchanged among trials
             made = together(by_position(made, demands), bundling.assigned, bundling.devices)
+            made = self.elastic.on_the_way(view, demands, made, speed)
         made = self.packs.join(view, made, demands, speed)
         moved = [self.running[one.trial] for one in made if one.trial in self.running and bundling.move(one.trial)]
         begun = self._start([one for one in made if one.trial in self.queue.waiting])

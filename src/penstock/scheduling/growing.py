@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from penstock.bundle import Device
-from penstock.scheduling.base import FULL, Assignment, Room, View
+from penstock.scheduling.base import FULL, Assignment, Demand, Room, View
 from penstock.scheduling.nodes import arrange
 from penstock.speed.model import Speed
 
@@ -104,6 +104,32 @@ def probe(view: View, ranked: Sequence[int], speed: Speed, growing: Growing) -> 
                 lent = count - own(holding.assignment)
                 return Assignment(trial, names, float(count), measure=True, lent=lent)
     return None
+
+
+def on_the_way(view: View, demands: Collection[Demand], made: list[Assignment], speed: Speed) -> list[Assignment]:
+    """The same assignments, but a trial that moves to a device of its own measures more devices, if these stay idle.
+
+    A trial of few units would not move once more to measure. As it moves anyway, measuring costs no move.
+    """
+    asked = {demand.trial: demand for demand in demands}
+    given = {one.trial for one in made}
+    if not asked.keys() <= given:
+        return made  # the devices that stay idle are for the other waiting trials
+    used = {name for one in made for name in one.devices}
+    free = [name for name in idle(view) if name not in used]
+    measuring = {one.demand.signature for one in view.running.values() if one.assignment.measure}
+    for i, one in enumerate(made):
+        demand = asked.get(one.trial)
+        if demand is None or not demand.type or not demand.signature or one.share != 1 or demand.signature in measuring:
+            continue
+        able = [name for name in free if view.devices[name].type == demand.type]
+        count = min(1 + len(able), demand.load)
+        names = widen(view.devices, able, one.devices, count)
+        if count < 2 or not _untried(speed.on(demand.type).tried(one.trial), count) or are_apart(names, view):
+            continue
+        wide = replace(one, devices=names, share=float(count), measure=True, lent=count - 1)
+        return [*made[:i], wide, *made[i + 1 :]]
+    return made
 
 
 def _untried(tried: Mapping[int, float], count: int) -> bool:

@@ -68,17 +68,19 @@ class Curve:
     def at(self, share: float) -> float:
         """The relative time of a unit at 1/p of a device, or on as many whole devices.
 
-        Beyond its end a curve goes on by its last ratio. Where ``sharing`` has only the 1, p trials take p times as
-        long; where ``scaling`` has only the 1, more devices gain nothing.
+        Beyond its end ``sharing`` goes on by its last ratio; where it has only the 1, p trials take p times as long.
+        Beyond the end of ``scaling`` more devices gain nothing, because a curve is cut where they no longer pay.
 
-        >>> Curve(sharing=(1, 2)).at(1 / 3), Curve().at(1 / 3), Curve().at(3)
-        (4.0, 3, 1)
+        >>> Curve(sharing=(1, 2)).at(1 / 3), Curve().at(1 / 3), Curve(scaling=(1, 0.6)).at(8)
+        (4.0, 3, 0.6)
         """
-        times, count = (self.sharing, round(1 / share)) if share < 1 else (self.scaling, round(share))
+        if share >= 1:
+            return self.scaling[min(round(share), self.widest) - 1]
+        times, count = self.sharing, round(1 / share)
         if count <= len(times):
             return times[count - 1]
         if len(times) == 1:
-            return count if share < 1 else 1
+            return count
         return times[-1] * (times[-1] / times[-2]) ** (count - len(times))
 
     @property

@@ -176,7 +176,9 @@ class SpeedModel:
         seen, kind = here.seen[trial], self._kind(here, signature)
         if compare:
             self._compare(kind, seen, share, seconds)
-        unit = seconds / kind.curve.at(share)
+        # A trial may have more devices than pay, as while it measures them. The curve has no time for so many.
+        beyond = kind.scaling.get(round(share)) if share > kind.curve.widest else None
+        unit = seconds / (kind.curve.at(share) if beyond is None else beyond.value)
         for mean in (seen.unit, kind.unit, here.unit, self._all):
             mean.add(unit)
 
