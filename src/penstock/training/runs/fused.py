@@ -161,7 +161,7 @@ class FusedRun(Run):
             self.members.append(FusedMember(placement, training, entry, placement.state))
         unmeasured = self.fused.recipe.size is None and self.sizing.measuring is None and len(self.members) > 1
         if unmeasured and (entering or not self.fused.recipe.capturable) and not self.sizing.captures:
-            yield from self.sizing.measure_alone()  # a captured step is timed when it is made, unless it could not be made
+            yield from self.sizing.measure_alone()  # a captured step is timed as it is made
         inside = set(map(id, self.fused.trials))
         for member in [m for m in self.members if id(m.training) not in inside]:
             try:
