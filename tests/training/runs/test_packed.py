@@ -400,7 +400,7 @@ def test_a_sample_that_cannot_be_read_fails_only_the_trials_that_come_to_it(tmp_
     task = Short()
     pack = reading(tmp_path, task, units=1, sizes=(30, 16, 7, 30))
     pack.declare()
-    pack.advance(3)
+    pack.advance(1)
     ((_, data),) = pack.worker.trials.data.loaded
     task.sets[0].missing = int(data.train.order(0)[50])
     pack.go_on()
