@@ -6,7 +6,7 @@ steps all optimizers at once. Trials enter and leave between steps; a trial that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -203,6 +203,7 @@ class Fused:
         if self.stack is not None and self.stack.outdated():
             self.stack.renew()
             self.recipe.agreed.clear()  # the gradients of other parameters are computed now
+            self.recipe.proven.clear()
             self.fast.clear()
             self._changed = True
         if self._changed and self.stack is not None:
@@ -377,12 +378,20 @@ class Fused:
 
         return self.recipe.choose(attempt)
 
+    def _proof(self, way: Way, batch: Any) -> Hashable:
+        """All that a comparison depends on, among bundles of one signature."""
+        step = self._step_by(way)
+        return way.name, tuple(step.names), tuple(step.idle), self.recipe.own, _kind(way, batch)
+
     def _agree(self, way: Way, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
-        """Compare a way with a trial alone."""
+        """Compare a way with a trial alone, unless another bundle of the signature has done so."""
         assert self._plain is not None
-        plain, trials = self._plain, enumerate(self.trials[first:last])
+        plain, trials, own = self._plain, enumerate(self.trials[first:last]), batches.own(self.trials[first])
+        if self._proof(way, own) in self.recipe.proven:
+            return
         alone = (Alone(trial, row, batches.own(trial), plain) for row, trial in trials)
         agree(self._step_by(way), lambda: self._inputs(way, first, last, batch, shared), alone)
+        self.recipe.proven.add(self._proof(way, own))  # numbers may have come to be known meanwhile
 
     @property
     def _way(self) -> Way:
