@@ -86,5 +86,5 @@ def long_enough(monkeypatch):
     """Let studies of a few steps fuse, which would not repay the attempt."""
     from penstock.speed import model
 
-    monkeypatch.setattr(model, "steps_to_try", lambda cost: 0)
+    monkeypatch.setattr(model, "steps_to_try", lambda cost, captured: 0)
     monkeypatch.setattr(model, "steps_to_check", lambda cost, sharing, trials: 0)

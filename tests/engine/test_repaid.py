@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch.nn.functional as F
 
 import penstock as ps
 from penstock.executors.local import LocalExecutor
@@ -11,6 +12,7 @@ from penstock.log import events
 from penstock.training.fused.measuring import Measuring
 from tests.studies import log, studies
 from tests.tasks import Blobs
+from tests.training.recorded import accelerate
 
 study = studies(Blobs, {"lr": ps.loguniform(1e-3, 0.5)}, algorithm=ps.Random(budget=3), trials=6)
 
@@ -50,6 +52,24 @@ def test_a_short_study_trains_solo_and_its_log_says_why():
     alone = run("alone", "solo")
     assert not said("alone")
     assert [trial.curve for trial in found.trials] == [trial.curve for trial in alone.trials], "to the bit"
+
+
+class Smoothed(Blobs):
+    """Each trial has a label smoothing of its own."""
+
+    def loss(self, model, batch, config):
+        return F.cross_entropy(model(batch[0]), batch[1], label_smoothing=config["smoothing"])
+
+
+def test_trials_with_numbers_of_their_own_are_captured_together_from_their_first_steps(monkeypatch):
+    accelerate(monkeypatch, reading=False)
+    space = {"lr": ps.loguniform(1e-3, 0.5), "smoothing": ps.uniform(0, 0.2)}
+    made = studies(Smoothed, space, algorithm=ps.Random(budget=50), trials=6)
+    made().run(progress=False, sharing="auto")
+    assert modes() == ["fused"] * 6
+    (line,) = said()
+    assert line.size == 512
+    assert line.reason == "6 trials together train at 6000 steps/s, 6.0 times those of one alone (native, captured)"
 
 
 def test_a_long_study_is_fused():

@@ -1,5 +1,7 @@
 """A device whose work can be recorded, on a CPU: a recording is called at every replay."""
 
+import torch
+
 from penstock.training.fused import recording
 from penstock.training.worker import Worker
 
@@ -19,14 +21,22 @@ class Called:
         return 1.0
 
 
-def record(monkeypatch, kind=Called):
-    """Let steps be recorded."""
-    monkeypatch.setattr(recording, "Recording", kind)
+def record(monkeypatch, kind=Called, *, reading=True):
+    """Let steps be recorded; ``reading``: Python may read tensors meanwhile, which CUDA forbids."""
+
+    class Strict(kind or Called):
+        def __init__(self, *given):
+            with monkeypatch.context() as while_recording:
+                for name in ("tolist", "item"):
+                    while_recording.setattr(torch.Tensor, name, lambda tensor: 1 / 0, raising=False)
+                super().__init__(*given)
+
+    monkeypatch.setattr(recording, "Recording", kind if reading else Strict)
     monkeypatch.setattr(recording, "records", lambda device: True)
 
 
-def accelerate(monkeypatch, kind=Called):
+def accelerate(monkeypatch, kind=Called, *, reading=True):
     """Let workers believe that they have a device whose work can be recorded."""
-    record(monkeypatch, kind)
+    record(monkeypatch, kind, reading=reading)
     monkeypatch.setattr(Worker, "on_gpu", True)
     monkeypatch.setattr(Worker, "synchronize", lambda self: None)

@@ -15,6 +15,7 @@ from penstock.speed.sizes import FIXED_SIZE, LARGEST, UNKNOWN_SIZE, steps_to_che
 Sharing = Literal["never", "measured", "forced", "fixed"]
 """Whether trials of one signature share a device: never, as many as pay by measurement, all, or a fixed number."""
 
+CPU = "cpu"  # the type of a device on which no step is captured
 SIZES: dict[Sharing, int] = {"forced": LARGEST, "fixed": FIXED_SIZE}  # of bundles that measure nothing
 _NOTHING: Mapping[int, float] = {}
 _ALONE = Curve()
@@ -93,6 +94,13 @@ class _Type:
     kinds: dict[str, _Kind] = field(default_factory=dict)
     seen: defaultdict[int, _Seen] = field(default_factory=lambda: defaultdict(_Seen))
     unit: _Mean = field(default_factory=_Mean)
+    captures: bool = False  # whether steps are captured there, those of a trial alone too
+
+
+class _Types(dict[str, _Type]):
+    def __missing__(self, type: str) -> _Type:
+        made = self[type] = _Type(captures=type != CPU)
+        return made
 
 
 class SpeedModel:
@@ -110,7 +118,7 @@ class SpeedModel:
         self._signatures: dict[int, str] = {}  # by trial
         self._asked: dict[str, dict[int, int]] = {}  # by signature and trial: the steps that were asked for in all
         self._steps: defaultdict[str, int] = defaultdict(int)  # their sums
-        self._types: defaultdict[str, _Type] = defaultdict(_Type)
+        self._types = _Types()
         self._all = _Mean()
         self._start, self._stop = _Mean(), _Mean()
 
@@ -271,7 +279,7 @@ class SpeedModel:
         if self.sharing != "measured" or asked is None or kind.tried or kind.size == 1:
             return 0.0
         if kind.size is None:
-            return steps_to_try(kind.checking)
+            return steps_to_try(kind.checking, captured=here.captures)
         return steps_to_check(kind.checking, _values(kind.sharing), min(kind.size, len(asked)))
 
     def unrepaid(self, signature: str, type: str) -> str:

@@ -18,22 +18,30 @@ TRYING = 64
 
 It is the check of a way, the rows that trials are copied into and out of, and the timing of sizes.
 """
+TRYING_CAPTURED = 16
+"""The same on an accelerator, where every trial's step is captured: alone, each has the check and a capture as well.
+
+So an attempt there costs no more than one capture of all trials and one of a trial alone, which is timed beside it.
+"""
 CHECKING = 20
 """How many of these the check costs, which every process makes again."""
 REPAID = 0.04
 """The part of the training that an attempt to fuse may cost where it turns out in vain (invariant 8)."""
 
 
-def steps_to_try(cost: float | None) -> float:
+def steps_to_try(cost: float | None, *, captured: bool = False) -> float:
     """How many training steps repay an attempt to fuse, whatever comes of it; ``cost`` is its check's, in steps.
 
     An attempt in vain is made at most once for a signature. So it is made as soon as it is a small part of the steps
-    that were asked for, whether they are trained already or not. Without a known cost the bound is a plain number.
+    that were asked for, whether they are trained already or not. Without a known cost the bound is a plain number,
+    which is smaller where steps are ``captured``.
 
-    >>> steps_to_try(None), steps_to_try(70)
-    (1600.0, 2850.0)
+    >>> steps_to_try(None), steps_to_try(70), steps_to_try(None, captured=True)
+    (1600.0, 2850.0, 400.0)
     """
-    return (TRYING if cost is None else cost + TRYING - CHECKING) / REPAID
+    if cost is None:
+        return (TRYING_CAPTURED if captured else TRYING) / REPAID
+    return (cost + TRYING - CHECKING) / REPAID
 
 
 def steps_to_check(cost: float | None, sharing: Mapping[int, float], trials: int) -> float:

@@ -145,7 +145,7 @@ class Looks(Exact):
 @pytest.mark.parametrize("rates", [(0.3,) * 5, (0.1, 0.5, 0.0, 0.2, 0.5)])
 def test_comparing_leaves_no_trace(task, rates):
     configs = [{"p": rate} for rate in rates]
-    trials, ours, found = together(task, *configs, size=2, agreed=Nothing())
+    trials, ours, found = together(task, *configs, size=2, agreed=Nothing(), proven=Nothing())
     found.step(8)
     for number, one in enumerate(ours):
         state = found.fused.state(one)
@@ -193,6 +193,7 @@ def test_a_refusal_leaves_no_trace_either(monkeypatch):
     found.step(3)
     before = [found.fused.state(one) for one in ours]
     found.recipe.agreed.clear()
+    found.recipe.proven.clear()
     monkeypatch.setattr(agreement, "EXACT", -1.0)
     with pytest.raises(Unfusable):
         found.step()

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from penstock.training.fused import audit, recording, speeding
+from penstock.training.fused import audit, speeding
 from penstock.training.fused.compiled import LaidStep
 from penstock.training.fused.speeding import Speeding
 from tests.tasks import Blobs
@@ -122,15 +122,7 @@ def met(trials):
 
 def test_a_step_alone_is_captured_with_the_trials_own_numbers_and_reads_none_back(monkeypatch):
     """On a GPU, a capture in which Python reads a tensor is cut off; then no step of the bundle was captured at all."""
-
-    class Recorded(Called):
-        def __init__(self, *given):
-            with monkeypatch.context() as while_recording:
-                for name in ("tolist", "item"):
-                    while_recording.setattr(torch.Tensor, name, lambda tensor: 1 / 0, raising=False)
-                super().__init__(*given)
-
-    monkeypatch.setattr(recording, "Recording", Recorded)
+    record(monkeypatch, reading=False)
     together = met(Trials(Smoothed(momentum))).step(1)
     assert not together.recipe.refusals
     assert together.recipe.capturable

@@ -17,8 +17,11 @@ from torch.utils.data import Dataset
 from penstock.bundle import Bundle, Job, Measured, StateSaved, TrialFailed, TrialFinished, TrialStopped
 from penstock.speed.packing import how_many
 from penstock.task import as_task
+from penstock.training.fused import bundle
+from penstock.training.fused.agreement import agree
 from penstock.training.fused.audit import Audits
 from penstock.training.fused.ways import Native
+from penstock.training.runs import packed
 from penstock.training.runs.base import Run
 from penstock.training.worker import RUNS, Worker
 from penstock.trial import Report
@@ -197,7 +200,10 @@ def test_a_pack_that_is_stopped_goes_on_in_another_mode(pack):
     pack.assert_as_alone(0, 1, 2)
 
 
-def test_two_bundles_of_one_signature_keep_the_numbers_of_their_own_trials(tmp_path):
+def test_two_bundles_of_one_signature_keep_the_numbers_of_their_own_trials(tmp_path, monkeypatch):
+    """What was compared with a trial alone in one of them holds for the other."""
+    compared = []
+    monkeypatch.setattr(bundle, "agree", lambda *given: compared.append(agree(*given)))
     pack = Packed(Exact(), tmp_path)
     for name, trials in (("first", (0, 1)), ("second", (2, 3))):
         made = (pack.placement(trial, 2, rate=0.1 + 0.2 * trial) for trial in trials)
@@ -207,6 +213,7 @@ def test_two_bundles_of_one_signature_keep_the_numbers_of_their_own_trials(tmp_p
     assert not pack.of(0, TrialFailed)
     assert not [event for event in pack.events if isinstance(event, Measured) and event.way == "solo"]
     pack.assert_as_alone(0, 1, 2, 3)
+    assert len(compared) == 2, "a full batch and the last, shorter one"
 
 
 class Counts(Exact):
@@ -396,7 +403,8 @@ class Short(Reads):
     unit_steps = 2
 
 
-def test_a_sample_that_cannot_be_read_fails_only_the_trials_that_come_to_it(tmp_path):
+def test_a_sample_that_cannot_be_read_fails_only_the_trials_that_come_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed, "TURN", 0.0)  # each advance is another part's
     task = Short()
     pack = reading(tmp_path, task, units=1, sizes=(30, 16, 7, 30))
     pack.declare()

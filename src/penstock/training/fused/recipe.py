@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -28,6 +28,7 @@ class Recipe:
     way: Way | None = None  # it holds the numbers of one bundle's trials
     taken: bool = False  # by a bundle in training: another one at the same time needs a recipe of its own
     agreed: set[Kind] = field(default_factory=set)  # the kinds of step in which the way was compared
+    proven: set[Hashable] = field(default_factory=set)  # what was compared in any bundle of the signature
     refusals: list[str] = field(default_factory=list)  # why a way, or a faster step, cannot be taken
     idle: frozenset[str] = frozenset()  # parameters that the loss does not reach
     own: bool = False  # whether the trials' own optimizers step, one after another
@@ -47,13 +48,14 @@ class Recipe:
     compiling: tuple[float, float] | None = None  # seconds that compiling took, and the share of a step that it saved
 
     def beside(self) -> Recipe:
-        """The same for another bundle at the same time, whose way is its own and is compared by itself."""
+        """The same for another bundle at the same time, whose way is its own; what was ``proven`` holds for both."""
         ways, refusals, kernels = list(self.ways), list(self.refusals), dict(self.kernels)
         return replace(self, ways=ways, refusals=refusals, kernels=kernels, agreed=set(), way=None, taken=False)
 
     def of_another_size(self) -> Recipe:
         """What holds for trials of another batch size too. Their steps are compared and timed by themselves."""
-        return replace(self.beside(), size=None, reason="", told=None, pace=None, stepped=False, kernels={})
+        known = self.beside()
+        return replace(known, proven=set(), size=None, reason="", told=None, pace=None, stepped=False, kernels={})
 
     def take(self) -> None:
         """Begin to train a bundle by it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -70,6 +71,7 @@ class Stepping:
         """Look again at what trials train, as it changed: the gradients of other parameters are computed now."""
         self.stack.renew()
         self.recipe.agreed.clear()
+        self.recipe.proven.clear()
         self.fast.clear()
 
     def train(self, first: int, last: int, batches: Batches) -> None:
@@ -220,12 +222,20 @@ class Stepping:
 
         return self.recipe.choose(attempt)
 
+    def _proof(self, way: Way, batch: Any) -> Hashable:
+        """All that a comparison depends on, among bundles of one signature."""
+        step = self.step_by(way)
+        return way.name, tuple(step.names), tuple(step.idle), self.recipe.own, kind_of_step(way, batch)
+
     def _agree(self, way: Way, first: int, last: int, batch: Any, shared: bool, batches: Batches) -> None:
-        """Compare a way with a trial alone."""
+        """Compare a way with a trial alone, unless another bundle of the signature has done so."""
         assert self._plain is not None
-        plain, trials = self._plain, enumerate(self.trials[first:last])
+        plain, trials, own = self._plain, enumerate(self.trials[first:last]), batches.own(self.trials[first])
+        if self._proof(way, own) in self.recipe.proven:
+            return
         alone = (Alone(trial, row, batches.own(trial), plain) for row, trial in trials)
         agree(self.step_by(way), lambda: self.inputs(way, first, last, batch, shared), alone)
+        self.recipe.proven.add(self._proof(way, own))  # numbers may have come to be known meanwhile
 
 
 def kind_of_step(way: Way, batch: Any) -> Kind:
