@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.training.contents import Contents
+from penstock.training.contents import Contents, _installed, of_user
 
 
 class Slotted:
@@ -54,6 +54,26 @@ def test_generators_of_the_users_own_are_put_back():
     first = draw()
     contents.put_back()
     assert draw() == first
+
+
+def test_packages_that_pip_has_installed_are_not_the_users(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for folder in ("library", "own"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+        (tmp_path / folder / "inside.py").touch()
+    import own.inside  # noqa: F401
+
+    assert of_user("own.inside")
+    (tmp_path / "library-1.0.dist-info").mkdir()
+    _installed.cache_clear()
+    import library.inside  # noqa: F401
+
+    assert not of_user("library.inside")
+    assert not of_user("torch.nn")
+    assert not of_user("collections")
+    assert of_user(__name__)
+    _installed.cache_clear()
 
 
 def test_large_values_are_left_as_they_are():

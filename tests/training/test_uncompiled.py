@@ -36,6 +36,31 @@ def test_trials_are_checked_and_train_fused_and_alone_without_the_compiler():
     assert done.stdout.strip() == "False"
 
 
+ATTENTION = """
+import sys
+from torch import nn
+from tests.training.fused.written import Written, fused_as_alone
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(self.body(x[None])[0])
+
+fused_as_alone(Written(Encoder))
+print("sympy" in sys.modules)
+"""
+
+
+def test_attention_trains_fused_without_symbolic_shapes():
+    command = [sys.executable, "-c", ATTENTION]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 @pytest.fixture
 def absent(monkeypatch):
     """As in a process that has not imported the compiler."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import types
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -56,8 +59,8 @@ def _content(value: Any) -> tuple[Any, Iterable[Any]]:
         return (value.copy() if value.size <= LARGE else None), ()
     if isinstance(value, nn.Module):
         return [(tensor, tensor.detach().clone()) for tensor in (*value.parameters(), *value.buffers())], ()
-    if isinstance(value, dict):
-        return value.copy(), value.values()
+    if isinstance(value, dict):  # whose own class may read entries in ways of its own
+        return dict.copy(value), dict.values(value)
     if isinstance(value, list | deque):
         return value.copy(), value if len(value) <= LONG else ()
     if isinstance(value, set):
@@ -138,4 +141,17 @@ def _set_position(generator: Any, position: Any) -> None:
 def of_user(module: str) -> bool:
     """Whether a module of Python is the user's, and no installed library's."""
     file = getattr(sys.modules.get(module), "__file__", None)
-    return module not in sys.stdlib_module_names and (file is None or "site-packages" not in file)
+    if file is None or module in sys.stdlib_module_names:
+        return module not in sys.stdlib_module_names
+    first = module.partition(".")[0]
+    root = getattr(sys.modules.get(first), "__file__", None) or file
+    folder = os.path.dirname(root)
+    return not _installed(os.path.dirname(folder) if os.path.basename(root).startswith("__init__.") else folder)
+
+
+@cache
+def _installed(folder: str) -> bool:
+    """Whether pip has installed packages into a folder."""
+    with suppress(OSError):
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    return "site-packages" in folder

@@ -137,8 +137,8 @@ def _look_inside(found: Values, key: str, way: tuple[Any, ...], value: Any, seen
 
 def _inside(value: Any) -> dict[Any, Any] | None:
     """The entries or attributes of a value; None where it is not looked into."""
-    if isinstance(value, dict):
-        return value if len(value) <= INSIDE else None
+    if isinstance(value, dict):  # whose own class may read entries in ways of its own
+        return dict.copy(value) if len(value) <= INSIDE else None
     if isinstance(value, list | deque):
         return dict(enumerate(value)) if len(value) <= INSIDE else None
     if isinstance(value, type):

@@ -10,9 +10,11 @@ from torch import nn
 
 import penstock as ps
 from penstock.log.events import Placed
+from penstock.training.check import describe
 from penstock.training.fused.general import General
 from penstock.training.fused.numbers import Notes, Number
 from penstock.training.fused.stacked import Unfusable
+from penstock.training.unlike import Signatures
 from tests.studies import log, studies
 from tests.training.fused.test_watched import Plain
 from tests.training.together import Together, Trials, farthest
@@ -238,10 +240,38 @@ def same(task):
     return {event.signature for event in log("fused") if getattr(event, "signature", None)}
 
 
+class Adapts(Smooth):
+    """A step inside of the loss, at a rate of the trial's own (MAML)."""
+
+    def loss(self, model, batch, config):
+        params = dict(model.named_parameters())
+        with torch.enable_grad():
+            lost = F.cross_entropy(model(batch[0]), batch[1])
+            grads = torch.autograd.grad(lost, list(params.values()), create_graph=True)
+        stepped = {name: p - config["s"] * grad for (name, p), grad in zip(params.items(), grads, strict=True)}
+        return F.cross_entropy(torch.func.functional_call(model, stepped, (batch[0],)), batch[1])
+
+
+def test_where_a_function_takes_nothing_but_a_plain_number_the_line_is_told():
+    class Sampled(Smooth):
+        def loss(self, model, batch, config):
+            return F.cross_entropy(model(batch[0]), batch[1]) * torch.as_tensor(config["s"])
+
+    def described(number, s):
+        return describe(Trials(Sampled()).make(number, {"lr": 0.1, "s": s, "k": 2}), [], train=False, seen=seen)
+
+    seen = Signatures()
+    _, (name, clause) = (described(number, s).unlike for number, s in enumerate((0.1, 0.4)))
+    assert name == "config['s']"
+    line = Sampled.loss.__wrapped__.__code__.co_firstlineno + 1
+    assert clause.endswith(f"(a plain number is needed at {__file__}:{line})")
+
+
 @pytest.mark.parametrize(
     "task",
     [
         Smooth,
+        Adapts,
         Likely,
         Attributes,
         Integers,

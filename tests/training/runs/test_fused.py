@@ -539,6 +539,27 @@ def test_a_pause_in_the_middle_of_steps_that_were_laid_down_at_once_costs_no_bit
     driven.assert_as_alone(0, 1, 2)
 
 
+class Branching(Exact):
+    """A loss that looks at its own size: trials go different ways."""
+
+    def loss(self, model, batch, config):
+        loss = super().loss(model, batch, config)
+        return loss if loss < 0.7 else 2 * loss
+
+
+def test_trials_that_lose_too_much_by_steps_in_parts_go_on_solo(tmp_path, monkeypatch):
+    fake_times(monkeypatch, lambda size: 1e-9)  # so that any step in parts takes longer
+    driven = Driven(Branching(), tmp_path)
+    driven.place(*(driven.placement(trial, 8) for trial in range(4)), size=None)
+    driven.go_on()
+    first, *_, last = [told for told in driven.measured() if told.kind == "sharing"]
+    assert first.size > 1
+    assert last.size == 1
+    assert "in parts at" in last.reason
+    assert "not worth it" in last.reason
+    driven.assert_as_alone(*range(4))
+
+
 def test_an_error_in_the_first_steps_alone_is_the_first_trials(tmp_path, monkeypatch):
     fake_times(monkeypatch, lambda size: 1.0)
     driven = Driven(Raising(), tmp_path)

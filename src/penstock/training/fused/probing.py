@@ -19,8 +19,10 @@ from penstock.seeds import step_key
 from penstock.training.fused.held import attributes_of, configs_of
 from penstock.training.fused.numbers import Notes, Plain, is_number
 from penstock.training.fused.own_numbers import label
+from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.watching import Numbered
 from penstock.training.fused.ways import Function, Native
+from penstock.training.fused.wording import line_of
 from penstock.training.keeping import untouched
 from penstock.training.loop import Training
 from penstock.training.random.generators import own_randomness
@@ -41,27 +43,34 @@ class Probed:
 def probe(training: Training, read: Config) -> Probed:
     """Look for the free numbers among ``read``, values of the config that loss and metrics read, and attributes."""
     names = frozenset(name for name, value in read.items() if is_number(value))
-    held, tried = configs_of(training.model, training.config), frozenset[str]()
+    held, tried, lines = configs_of(training.model, training.config), frozenset[str](), dict[str, str]()
     for whole in (True, False):  # much of Python and torch takes nothing but an integer for one
         attributes = frozenset(attributes_of(training.model, whole=whole))
         every = frozenset([*map(label, names), *attributes, *held])
         if every and every != tried:
-            with suppress(Exception):
+            try:
                 notes = _notes(training, names, attributes)
+            except Unfusable:  # for another reason, which is told once trials are trained together
+                lines = {}
+            except Exception as error:
+                lines = dict.fromkeys(every, line_of(error).removeprefix(" at "))
+            else:
                 outcomes = tuple(sorted(f"{said}: {holds}" for said, holds in notes.outcomes.items()))
                 return Probed(every - notes.needed.keys(), outcomes, frozenset(notes.compared), dict(notes.needed))
         tried = every
-    return Probed()  # as in a bundle that cannot be: nothing is free
+    return Probed(lines={name: line for name, line in lines.items() if line})  # nothing is free
 
 
 def _notes(training: Training, names: frozenset[str], attributes: frozenset[str]) -> Notes:
     """How loss and metrics use some numbers of a trial."""
     task = training.task
-    with own_randomness(), untouched(task), torch.no_grad():
+    with own_randomness(), untouched(task):
         way = Native(training.model, training.config)  # which runs a copy
         way.expect(names, attributes)
         way.vary([training])
         params, buffers = (_row(training.model.named_parameters()), _row(training.model.named_buffers()))
+        for name, p in training.model.named_parameters():
+            params[name].requires_grad_(p.requires_grad)  # a loss may compute gradients itself
         batch = next(iter(training.data.train.batches(0, 0, training.batch_size)))
         valid, _ = next(iter(training.data.valid.all(task.eval_batch_size)))
         keys = torch.tensor([halves(step_key(training.seed, 0))], dtype=torch.int32).to(training.device)
@@ -77,7 +86,8 @@ def _notes(training: Training, names: frozenset[str], attributes: frozenset[str]
         way.train()
         run(task.loss, batch)
         way.eval()
-        run(task.metrics, valid)
+        with torch.no_grad():
+            run(task.metrics, valid)
     return way.notes
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -118,7 +119,7 @@ def _normal(mode: Keyed, func: Any, /, *args: Any, **kwargs: Any) -> Any:
             shape, like = tuple(given["size"]), dtype or torch.get_default_dtype()
         else:
             sizes = [x.shape for x in tensors]
-            shape = torch.broadcast_shapes(*sizes)  # type: ignore[no-untyped-call]
+            shape = np.broadcast_shapes(*sizes)
             device, like = tensors[0].device, tensors[0].dtype
         with torch.no_grad():
             made: Tensor = mode.keys.draw(shape, device, draws.normal) * std + mean

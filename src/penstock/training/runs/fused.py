@@ -85,6 +85,7 @@ class FusedRun(Run):
                     fused.speeding.expect(min(member.certain() for member in self.members))
                 began, count = time.perf_counter(), 0
                 size = recipe.size
+                self.sizing.begin()
                 try:
                     count = self._leap()
                     if not count:
@@ -107,6 +108,7 @@ class FusedRun(Run):
                     return
                 except Exception:
                     yield from self._one_by_one()
+                self.sizing.end(len(self.members))
                 yield from self._take_out_failed()
                 ended = self._in_order(fused.take_ended())
                 self.steps += max(1, count) * len(self.members)

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.bundle import Measured
-from penstock.speed.sizes import best_size, most
+from penstock.speed.sizes import REPAID, best_size, most
 from penstock.training.runs.base import Events, failed, out_of_memory
 
 if TYPE_CHECKING:
@@ -21,6 +21,11 @@ class Sizing:
         self.run, self.worker, self.fused = run, run.worker, run.fused
         self.measuring: Measuring | None = None
         self.dissolving = False  # whether its trials are about to go on solo, as it was told that this is better
+        self._alone: float | None = None  # the seconds of a step alone, as they were measured here
+        self._parted = 0, 0.0  # how many trials took the last step in parts, and its seconds
+        self._lost = 0.0  # seconds by which steps in parts were longer than those of trials alone
+        self._began: float | None = None
+        self._clock = time.perf_counter
 
     def measure_alone(self) -> Events:
         """The first trial takes a few steps alone before it joins the others."""
@@ -64,6 +69,24 @@ class Sizing:
         certain = min(member.certain() for member in self.run.members)
         return self.worker.on_gpu and self.fused.recipe.capturable and certain >= CAPTURING
 
+    def begin(self) -> None:
+        """A step begins; it is timed once trials were seen to part."""
+        way = self.fused.recipe.way
+        parts = way is not None and bool(way.parting.reason) and not self.worker.on_gpu
+        self._began = self._clock() if parts and self._alone is not None else None
+
+    def end(self, trials: int) -> None:
+        """A step of so many trials has ended. Sizes were timed on whole steps, and steps in parts may lose by it."""
+        if self._alone is not None and self._began is not None:
+            self._parted = trials, self._clock() - self._began
+            self._lost += self._parted[1] - trials * self._alone
+
+    @property
+    def _losing(self) -> bool:
+        """Whether more was lost by steps in parts than an attempt in vain may cost."""
+        steps = sum(member.training.step + member.certain() for member in self.run.members)
+        return self._alone is not None and not self.dissolving and self._lost > REPAID * steps * self._alone
+
     def look(self, size: int | None) -> Events:
         """Tell the measured size once it is known, and a smaller one where memory ran out."""
         from penstock.training.fused.measuring import LARGEST
@@ -74,6 +97,7 @@ class Sizing:
             measured, self.measuring = self.measuring, None
             recipe.limit(max(2, measured.size))
             self.dissolving = measured.size == 1
+            self._alone = measured.seconds.get(1) if measured.steady else None
             yield self.told(measured.size, measured.seconds if measured.steady else {}, measured.reason(recipe.named))
             if measured.steady:
                 cost = {0: measured.checking, 1: measured.seconds[1]}
@@ -86,6 +110,13 @@ class Sizing:
             recipe.limit(max(2, found))
             self.dissolving = found == 1
             yield self.told(found, times, why(times, found, f"{recipe.named}, captured"))
+        elif self._losing:
+            assert self._alone is not None
+            recipe.limit(2)
+            self.dissolving = True
+            trials, took = self._parted
+            rates = f"alone a trial trains at {1 / self._alone:.0f} steps/s, {trials} in parts at {trials / took:.0f}"
+            yield self.told(1, {1: self._alone, trials: took}, f"{rates}: not worth it")
         elif recipe.size is not None and (recipe.size != size or recipe.news):
             reason = recipe.reason or self.run.bundle.reason
             yield self.told(recipe.size, {}, reason if recipe.size == size else no_memory(recipe.size))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.training.fused.stacked import Stacked, refusal, rule
@@ -32,7 +33,7 @@ def attention(
         raise refusal("scaled_dot_product_attention", "its dropout was given no keys of trial and step")
     three = query, key, value
     trials = next(x.trials for x in (*three, attn_mask) if isinstance(x, Stacked))
-    batch: torch.Size = torch.broadcast_shapes(*(x.shape[:-3] for x in three))  # type: ignore[no-untyped-call]
+    batch = torch.Size(np.broadcast_shapes(*(x.shape[:-3] for x in three)))  # torch's own imports sympy
     folded = [_fold(x, trials, batch) for x in three]
     mask = attn_mask
     if mask is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.training.fused.promoting import promote
@@ -163,7 +164,7 @@ def gather(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
             return torch.take_along_dim(input.reshape(-1), index.reshape(-1), 0)
         dim %= input.ndim
         others = ([*v.shape[:dim], 1, *v.shape[dim + 1 :]] for v in (input, index))
-        shape = list(torch.broadcast_shapes(*others))  # type: ignore[no-untyped-call]
+        shape = list(np.broadcast_shapes(*others))
         input, index = (v.expand(*shape[:dim], v.shape[dim], *shape[dim + 1 :]) for v in (input, index))
     if input.ndim == 0:
         return by_vmap(torch.gather, input, dim, index)
