@@ -56,9 +56,9 @@ def history():
     return History.of(log())
 
 
-def nodes_billed():
+def nodes_billed(lines=None):
     """The cost of the nodes, and of the head, summed up from the log's lines by a way of its own."""
-    lines, prices, total, since = log(), {}, 0.0, {}
+    lines, prices, total, since = lines or log(), {}, 0.0, {}
     last = 0.0
 
     def leave(name, clock):

@@ -14,6 +14,7 @@ from penstock.planning.standing import Rest
 LEAST = 0.01  # of a unit: what is left of a trial that is about to end
 SOON = 1e-3  # seconds: the least time to wait for a moment that has all but come
 TOLERANCE = 0.1  # by which times may leave the plan's before it is made anew
+EVEN = 1e-6  # times that differ by a smaller part are equal
 SURE = 3.0  # standard errors by which a mean of few units may be off by chance
 
 
@@ -57,16 +58,20 @@ class Drift:
             seconds, planned = seconds + max(so_far, whole), planned + whole
         return seconds / planned if planned else 1.0
 
-    def left(self, under_way: Collection[tuple[float, float]], spread: float, own: float) -> bool:
+    def left(
+        self, under_way: Collection[tuple[float, float]], spread: float, own: float, slack: float = math.inf
+    ) -> bool:
         """Whether units leave the plan by more than chance: ``spread`` is a unit's deviation, ``own`` that of a trial.
 
-        Both are parts of the mean.
+        Both are parts of the mean. ``slack`` is by how much longer they may take, where that is less than the
+        tolerance.
         """
         units, trials = self._units + len(under_way), max(1, len(self._seen), len(under_way))
         if not units:
             return False
         chance = SURE * math.hypot(spread / math.sqrt(units), own / math.sqrt(trials))
-        return abs(self.all(under_way) - 1) > max(TOLERANCE, chance)
+        more = self.all(under_way) - 1
+        return abs(more) > max(TOLERANCE if more < 0 else min(TOLERANCE, slack), chance, EVEN)
 
 
 def spreads(times: tuple[Times, ...]) -> tuple[float, float]:
@@ -141,10 +146,10 @@ class Units:
         """How many times as long as planned all units took, those included that the running trials train."""
         return self._drift.all(self._under_way(running, clock))
 
-    def off(self, running: Collection[int], clock: float) -> str:
-        """Why units leave the plan, if they do."""
+    def off(self, running: Collection[int], clock: float, slack: float) -> str:
+        """Why units leave the plan, if they do; ``slack`` is by what part longer they may take in all."""
         under_way = self._under_way(running, clock)
-        if not self._drift.left(under_way, *spreads(next(iter(self.job.times.values())))):
+        if not self._drift.left(under_way, *spreads(next(iter(self.job.times.values()))), slack):
             return ""
         return f"Units take {self._drift.all(under_way):.2f} times as long as planned."
 

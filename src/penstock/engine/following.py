@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.bundle import Request
-from penstock.engine.drift import SOON, TOLERANCE, Units
+from penstock.engine.awaited import Awaited
+from penstock.engine.drift import SOON, Units
 from penstock.log import events
 from penstock.planning.plan import Plan, PlannedStage
 from penstock.planning.planner import Held, Used, replan
@@ -46,9 +47,7 @@ class Following:
         self._standing: dict[int, Standing] = {}  # by bracket
         self._nodes: dict[str, Kind] = {}  # the nodes that are paid for
         self._of: dict[str, int] = {}  # the bracket that has each of them
-        self._wanted: Counter[Kind] = Counter()
-        self._asked: dict[Kind, float] = {}  # the clock at which more nodes of a kind were asked for last
-        self._late: set[tuple[Kind, float]] = set()  # such requests that were said to be late
+        self._awaited = Awaited(given)
         self._due = math.inf  # the clock at which something is to be decided although nothing happens
 
     def join(self, placing: Placing) -> None:
@@ -98,7 +97,7 @@ class Following:
         if not (lost or self._placing.changed or self._due <= self._placing.clock() or self._off()):
             return
         self._stand()
-        reason = lost or self._off() or self._overdue()
+        reason = lost or self._came() or self._off() or self._awaited.overdue(self._placing.clock())
         if reason and self._standing and not self.stopped:
             self._replan(reason)
             self._stand()
@@ -112,18 +111,13 @@ class Following:
         now, wanted = self._placing.clock(), Counter[Kind]()
         for one in self._standing.values():
             wanted.update(needs(one))
-        for here, count in wanted.items():
-            if count > self._wanted[here]:
-                self._asked[here] = now
-        self._wanted = wanted
+        self._awaited.want(wanted, now)
         sizes = {here: self._types[here[0]].devices for here in wanted}
         self._placing.executor.request(
             [Request(count * sizes[here], market=here[1], instance=here[0]) for here, count in wanted.items()]
         )
         coming = [one.left - one.after.lead for one in self._standing.values() if one.after is not None]
-        moments = [now + seconds for seconds in coming if seconds > 0] + [
-            self._patience(one) for one in self._missing()
-        ]
+        moments = [now + seconds for seconds in coming if seconds > 0] + self._awaited.moments()
         moments += [self._units.overlong(trial, now) for trial in self._placing.running]
         self._due = min(moments, default=math.inf)
 
@@ -167,7 +161,7 @@ class Following:
             [self._units.left(trial, self._togo(trial), now) for trial in running],
             [self._units.waiting(trial, self._togo(trial), type, stage.devices) for trial in waiting],
             max(0, round(there) - len(running)),
-            max(0.0, self._expected(kind(stage)) - now),
+            self._awaited.expected(kind(stage), now) - now,
             max(0, planned - round(there)),
         )
         return Standing(stage, self.plan.at(bracket, stage.number + 1), waits, busy, left)
@@ -189,9 +183,9 @@ class Following:
         self._nodes = {one.name: (one.instance or "", one.market or "") for one in self._placing.nodes}
         self._of = {node: bracket for node, bracket in self._of.items() if node in self._nodes}
         gone = [node for node in before if node not in self._nodes]
-        lost = [node for node in gone if counts[before[node]] <= self._wanted[before[node]]]
+        lost = [node for node in gone if counts[before[node]] <= self._awaited.wanted[before[node]]]
         for node in lost:
-            self._asked[before[node]] = self._placing.clock()  # the executor asks for another at once
+            self._awaited.lost(before[node], self._placing.clock())
         return f"{_many(len(lost), 'node')} of the plan went: {', '.join(lost)}." if lost else ""
 
     def _deal(self) -> None:
@@ -212,40 +206,19 @@ class Following:
                 lacks[bracket][here] -= 1
                 self._of[node] = bracket
 
-    def _missing(self) -> list[Kind]:
-        """The kinds of nodes of which more were asked for than are there, and were not said to be late."""
-        there = Counter(device.node for device in self._placing.bundling.devices.values())
-        kinds = Counter(self._nodes[node] for node in there if node in self._nodes)
-        return [
-            here
-            for here, count in self._wanted.items()
-            if kinds[here] < count and here in self._asked and (here, self._asked[here]) not in self._late
-        ]
-
-    def _expected(self, here: Kind) -> float:
-        """The clock at which the nodes of a kind that were asked for last are expected."""
-        cloud = self.plan.cloud
-        asked = self._asked.get(here, self._placing.clock())
-        return asked + cloud.arrival.expected + cloud.preparing.expected
-
-    def _patience(self, here: Kind) -> float:
-        """The clock from which on nodes are late by more than chance and the tolerance."""
-        cloud = self.plan.cloud
-        chance = 3 * math.hypot(cloud.arrival.deviation, cloud.preparing.deviation)
-        return self._expected(here) + max(chance, TOLERANCE * self.given.seconds)
-
     # Planning anew
 
     def _off(self) -> str:
         """Why units leave the plan, if they do."""
-        return self._units.off(self._placing.running, self._placing.clock())
+        now, slack = self._placing.clock(), math.inf
+        if self.plan.deadline is not None and not self.plan.missed and self.plan.late > now:
+            slack = (self.plan.deadline - now) / (self.plan.late - now) - 1
+        return self._units.off(self._placing.running, now, slack)
 
-    def _overdue(self) -> str:
-        """Which nodes are late, if any are; each request for nodes is said to be late once."""
-        now = self._placing.clock()
-        late = [here for here in self._missing() if self._patience(here) <= now]
-        self._late.update((here, self._asked[here]) for here in late)
-        return f"Nodes are late: {', '.join(' '.join(here) for here in late)}." if late else ""
+    def _came(self) -> str:
+        """Why nodes that came leave the plan, if they do."""
+        there = {device.node for device in self._placing.bundling.devices.values()}
+        return self._awaited.came({n: self._nodes[n] for n in there if n in self._nodes}, self._placing.clock())
 
     def _replan(self, reason: str) -> None:
         """Plan what is left with the times that were seen, and log the new plan with the reason."""
@@ -261,11 +234,12 @@ class Following:
         if job is None:
             return
         late: Literal["finish", "pay"] = "pay" if self.late == "pay" else "finish"
-        made, before = self.given, self.plan
+        made, before, arrival = self.given, self.plan, self.given.cloud.arrival
+        cloud = replace(made.cloud, arrival=replace(arrival, mean=arrival.mean + self._awaited.lag))
         used = Used(self._placing.clock(), self._history.bill.total(self._placing.clock()))
         for confidence in (made.confidence, *(one for one in LESS if one < made.confidence)):
             self.plan = replan(
-                job, made.cloud, held=held, used=used, deadline=made.deadline, max_cost=made.max_cost,
+                job, cloud, held=held, used=used, deadline=made.deadline, max_cost=made.max_cost,
                 confidence=confidence, late=late,
             )  # fmt: skip
             if not self.plan.missed:
