@@ -118,6 +118,26 @@ def test_where_several_pay_the_trial_keeps_them(alone_on_one):
     assert not alone_on_one.moving
 
 
+def test_a_trial_that_has_measured_gives_back_and_grows_like_any_other():
+    one = started(3, 4, fifo)
+    one.go_on()
+    one.stop(2)
+    assert one.last == ("distributed", ("gpu 2", "gpu 3"), True, [2])
+    one.measured(TWO)
+    one.ask(3, budget=20)
+    assert settled(one) == {0: 1, 1: 1, 2: 1, 3: 1}
+    for trial in (0, 1, 3):
+        one.placing.left(trial)
+    one.go_on()
+    one.stop(2)
+    assert one.last == ("distributed", tuple(f"gpu {i}" for i in range(4)), True, [2])
+
+
+def test_a_trial_that_has_moved_is_what_it_was(alone_on_one):
+    demand = alone_on_one.placing.view().running[0].demand
+    assert (demand.signature, demand.load) == ("a", 8)
+
+
 def test_where_they_do_not_it_goes_back_to_one(alone_on_one):
     alone_on_one.measured({1: 1.0, 2: 1.2})
     assert alone_on_one.last == ("distributed", ("gpu 0", "gpu 1"), False, [])

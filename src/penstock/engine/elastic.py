@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.bundle import Parted
@@ -46,6 +47,8 @@ class Elastic:
         meanwhile moves nowhere.
         """
         bundling, waiting = self._bundling, self._placing.queue.waiting
+        if not self.destined.keys().isdisjoint(waiting):
+            self._placing.queue.describe(bundling.devices.values(), self.destined)
         told = {}
         for trial, one in list(self.destined.items()):
             there = {other for name in one.devices for other in bundling.on(name)} - {trial}
@@ -97,6 +100,7 @@ class Elastic:
             if place.measure and place.signature == signature:
                 (trial,) = place.members
                 place.measure = False
+                self._bundling.hold(replace(self._bundling.assigned[trial], measure=False))
                 made = keeps(placing.view(), trial, self._ranked(), placing.pace.speed(), self._growing)
                 self._destine([] if made is None else [made])
 
