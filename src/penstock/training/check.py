@@ -35,7 +35,6 @@ from penstock.training.returned import made_model
 from penstock.training.runs.base import out_of_memory
 from penstock.training.signature import attributes, signature
 from penstock.training.spread.parts import Part
-from penstock.training.uncompiled import step
 from penstock.training.unlike import Signatures
 from penstock.trial import Config
 
@@ -70,7 +69,7 @@ def describe(training: Training, known: list[Reads], *, train: bool, seen: Signa
     try:
         if reads.refusal or isinstance(model, str):
             raise Unfusable(model if isinstance(model, str) else reads.refusal)
-        values = {**reads.fixed, **training.data.read, **training.kept.compared()}
+        values = {**reads.fixed, **training.data.read, **training.kept.compared(), **_rates(training)}
         looks = masked(model, reads.probed.free)
         made = signature(training.task, looks, training.model, training.optimizer, training.batch_size, values)
     except Unfusable as error:
@@ -80,6 +79,11 @@ def describe(training: Training, known: list[Reads], *, train: bool, seen: Signa
         if name.replace('"', "'").removeprefix("config") in unlike[0]:
             unlike = unlike[0], f"{unlike[1]} (a plain number is needed at {line})"
     return replace(description, signature=str(made), batch_size=training.batch_size, unlike=unlike)
+
+
+def _rates(training: Training) -> dict[str, Any]:
+    """The factors of learning rates, which the trials of a bundle share."""
+    return {"learning rates": sorted(training.rates.items())} if training.rates else {}
 
 
 def _state_bytes(training: Training) -> int:
@@ -221,7 +225,7 @@ def dry_batch(training: Training) -> Description:
         half = Part.of(rows, 0, 2)  # memory is short: the trial will take its batches in parts, if it can
         batch, rows = half.cut(batch), half.rows
     if not isinstance(training.optimizer, torch.optim.LBFGS):
-        step(training.optimizer)
+        training.step_optimizer()
     metrics = _dry_metrics(training, name)
     _check_scheduler(training, name)
     check_loadable(training.state(), name)
