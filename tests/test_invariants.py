@@ -201,6 +201,7 @@ LEVELS = [
     [
         "study",
         "running",
+        "transferring",
         "plans",
         "stopping",
         "settings",

@@ -96,7 +96,7 @@ class Written(nn.Module):
 
 class Branching(Written):
     def forward(self, x):
-        return self.last(self.first(x)) if x.sum() > 0 else x[:, :10]
+        return self.last(self.first(x if x.sum() > 0 else -x))
 
 
 def test_a_number_in_a_forward_ties_the_sizes_to_it_and_its_line_is_told():

@@ -48,6 +48,11 @@ class Examined:
     bytes: tuple[int, int]
     seconds: tuple[float, float]
 
+    def cost(self, scale: int) -> float:
+        """About what a step costs at a scale, of the target's: its matrices shrink along two dimensions."""
+        numbers = [(part.numbers, part.role == "hidden") for part in self.parts.values()]
+        return sum(n / scale**2 if hidden else n / scale for n, hidden in numbers) / sum(n for n, _ in numbers)
+
     @property
     def wrong(self) -> list[Slope]:
         """The activations whose change is not the same at every width, the steepest first."""

@@ -50,7 +50,8 @@ FAMILIES: dict[type[torch.optim.Optimizer], Family] = {
 class Part:
     """A parameter of a narrow model: its role, and its width by the target's along what is summed over and the rest.
 
-    ``width`` and ``narrow`` are the size of its narrowest growing dimension in the target and in the narrow model.
+    ``width`` and ``narrow`` are the size of its narrowest growing dimension in the target and in the narrow model;
+    ``numbers`` is how many the parameter has in the target.
     """
 
     role: Role
@@ -58,6 +59,7 @@ class Part:
     rest: float
     width: int = 0
     narrow: int = 0
+    numbers: int = 0
 
     @property
     def init(self) -> float:
@@ -118,7 +120,7 @@ def _parts(model: nn.Module, sizes: Callable[[Place, int], tuple[int, int]], tra
         layers = [widths for one, widths in growing.items() if one.part != 1 or grouped.get(path, 1) == 1]
         by = [prod(growing[one][1] / growing[one][0] for one in some) for some in (summed, rest)]
         width, narrow = (min((one[i] for one in layers), default=0) for i in (0, 1))
-        found[name] = Part(role, by[0], by[1], width, narrow)
+        found[name] = Part(role, by[0], by[1], width, narrow, p.numel())
     return found
 
 

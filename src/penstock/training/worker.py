@@ -159,18 +159,18 @@ class Worker:
         """A trial, ready to go on from its placement's state."""
         if not isinstance(self.job.task, FunctionTask):
             return self.begin_task(placement)
-        training = self._new_training(placement.trial, placement.config)
+        training = self._new_training(placement.trial, placement.config, placement.variant)
         self._restore(training, placement)
         return training
 
-    def _new_training(self, trial: int, config: Config) -> Trainable:
+    def _new_training(self, trial: int, config: Config, variant: str) -> Trainable:
         if isinstance(self.job.task, FunctionTask):
             from penstock.training.function import FunctionTraining
 
             return FunctionTraining(self.job, self.job.task, trial, config, device=self.device)
         from penstock.training.loop import Training
 
-        return self._made(Training, trial, config)
+        return self._made(Training, trial, config, variant)
 
     def begin_task(self, placement: Placement) -> Training:
         """A trial of a task, ready to go on from its placement's state; one that is still in memory is taken up."""
@@ -191,7 +191,7 @@ class Worker:
             training, random = new
             training.take_up(random)
         else:
-            training = self._made(kind, placement.trial, placement.config)
+            training = self._made(kind, placement.trial, placement.config, placement.variant)
         if placement.state is None:
             self._expect(training)
         self._restore(training, placement)
@@ -199,7 +199,7 @@ class Worker:
 
     def begin_spread(self, placement: Placement) -> Distributed:
         """A trial that other workers train too, at its placement's state."""
-        training = self._made(self._spread, placement.trial, placement.config)
+        training = self._made(self._spread, placement.trial, placement.config, placement.variant)
         self.kept = training.kept
         self._expect(training)
         self._restore(training, placement)
@@ -225,7 +225,7 @@ class Worker:
         for leg in placement.legs:
             from penstock.training.checkpoint import copied
 
-            training = self._new_training(leg.trial, leg.config)
+            training = self._new_training(leg.trial, leg.config, placement.variant)
             if state is not None:
                 training.restore(state, inherited=True)
             steps = training.steps()
@@ -263,7 +263,7 @@ class Worker:
 
         return torch.device(self.device)
 
-    def _made(self, kind: type[Kind], trial: int, config: Config) -> Kind:
+    def _made(self, kind: type[Kind], trial: int, config: Config, variant: str = "") -> Kind:
         from penstock.training.data import DataCache
 
         task, device = self.job.task, self.torch_device
@@ -271,7 +271,7 @@ class Worker:
         if self._data is None:
             self._data = DataCache(task, self.job.seed, device, lambda: self._beside())
         return kind(
-            task,
+            self.job.variants.get(variant, task),
             trial,
             config,
             self._data.get(config),
@@ -373,12 +373,15 @@ class Worker:
 
             torch.cuda.current_stream(self.device).synchronize()
 
-    def describe_all(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
+    def describe_all(
+        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), variants: Sequence[str] = ()
+    ) -> list[Description]:
         """Describe several configs' trials, whose numbers are ``trials`` where they are known."""
         numbers: Sequence[int | None] = trials or [None] * len(configs)
-        return [self.describe(config, train=train, trial=n) for config, n in zip(configs, numbers, strict=True)]
+        of = zip(configs, numbers, variants or [""] * len(configs), strict=True)
+        return [self.describe(config, train=train, trial=number, variant=one) for config, number, one in of]
 
-    def describe(self, config: Config, *, train: bool, trial: int | None = None) -> Description:
+    def describe(self, config: Config, *, train: bool, trial: int | None = None, variant: str = "") -> Description:
         """Describe a config's trial, with one dry batch if ``train``; the global random states stay."""
         if isinstance(self.job.task, FunctionTask):
             return Description(reason="a function has a loop of its own")
@@ -390,9 +393,9 @@ class Worker:
         self._seen = self._seen or Signatures()
         with own_randomness(), self._outside_kept():
             if shards(self.job.task) > 1:
-                return describe_whole(self._made(self._spread, 0, config)) if train else Description()
+                return describe_whole(self._made(self._spread, 0, config, variant)) if train else Description()
             if train:
-                training = self._made(Training, 0, config)
+                training = self._made(Training, 0, config, variant)
                 described = describe(training, self._reads, train=True, seen=self._seen)
                 if self.on_gpu:
                     return described
@@ -400,7 +403,7 @@ class Worker:
 
                 return replace(described, threads=looked(training, self._threads, fixed=self.job.deterministic))
             try:
-                training, known = self._made(Training, trial or 0, config), len(self._reads)
+                training, known = self._made(Training, trial or 0, config, variant), len(self._reads)
                 random = random_state(with_torch=True)
                 described = describe(training, self._reads, train=False, seen=self._seen)
                 description = replace(described, steps=training.unit_length)
