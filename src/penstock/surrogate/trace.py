@@ -62,19 +62,17 @@ class Traced:
     growing: frozenset[Any]
     summed: frozenset[Place]
     looked_up: frozenset[tuple[str, str]]
-    added: Mapping[Any, float] = field(
-        default_factory=dict
-    )  # by symbol: what a concatenation with data adds to a width
+    added: Mapping[Any, float] = field(default_factory=dict)  # what a concatenation with data adds to a symbol's width
+    _found: dict[tuple[Any, float], int] = field(default_factory=dict, compare=False)  # as every trial asks for them
     tied: str = ""  # the first line of the user's that ties a size to a number
 
     def at(self, size: Size, scale: float) -> int:
         """A number of the model, ``scale`` times narrower."""
-        return self._value(size, scale, self.growing)
-
-    def _value(self, size: Size, scale: float, growing: frozenset[Any]) -> int:
         if not isinstance(size, sympy.Basic):
             return int(size)
-        return int(size.subs(self.values(scale, growing)))
+        if (size, scale) not in self._found:
+            self._found[size, scale] = int(size.subs(self.values(scale, self.growing)))
+        return self._found[size, scale]
 
     def values(self, scale: float, growing: frozenset[Any]) -> dict[Any, int]:
         """The symbols' values in a narrower model, if these grow; a part that data have added to a width stays."""
@@ -85,7 +83,7 @@ class Traced:
     def grows(self, place: Place) -> bool:
         """Whether a dimension grows with width."""
         size = self.sizes.get(place, 0)
-        return isinstance(size, sympy.Basic) and bool(size.free_symbols & self.growing)
+        return bool(_free(size) & self.growing)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -369,4 +367,4 @@ def _settled(found: Traced, guards: list[Any], symbols: _Symbols, own: set[Any])
                     growing = growing | {symbol}
         if not violated:
             break
-    return replace(found, growing=growing)
+    return replace(found, growing=growing, _found={})

@@ -111,10 +111,10 @@ def _multiply(model: nn.Module, name: str, by: float) -> None:
     (weight,) = [p for own, p in model.named_parameters() if own == name]
     users = [one for one in model.modules() if any(p is weight for p in one._parameters.values())]
     layers = [one for one in users if isinstance(one, nn.Linear)]
-    if not layers or any(one.bias is not None for one in layers):
+    if not layers:
         raise TaskError(
             f"{name} is a table and the weight of an output layer, whose output is to be multiplied by {by:g}: let an "
-            "nn.Linear without a bias hold it, as in self.head.weight = self.embedding.weight."
+            "nn.Linear hold it, as in self.head.weight = self.embedding.weight."
         )
     for layer in layers:
         layer.register_forward_pre_hook(Multiplied(by))
