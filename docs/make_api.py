@@ -26,6 +26,7 @@ Every public name, with the docstring it has in the code: `make docs` makes this
 GROUPS: dict[str, tuple[str, ...]] = {
     "Studies": ("Study", "tune", "load"),
     "Tasks": ("Task", "FunctionTrial", "Paused"),
+    "Surrogates": ("Surrogate",),
     "Results": ("Result", "Trial"),
     "Simulated clusters": ("Simulated", "Curve", "TabulatedTask", "Tabulated"),
     "Spaces": ("uniform", "loguniform", "quniform", "qloguniform", "randint", "choice", "grid"),

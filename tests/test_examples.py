@@ -14,6 +14,7 @@ FEWER = {
     "digits": "--trials 6",
     "function": "--trials 4",
     "samplers": "--trials 12",
+    "surrogates": "--trials 8",
     "workers": "--trials 6",
 }
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.speed.curve import Curve as Curve
     from penstock.study import Study as Study
     from penstock.study import tune as tune
+    from penstock.surrogate.settings import Surrogate as Surrogate
     from penstock.tabulated import Tabulated as Tabulated
     from penstock.tabulated import TabulatedTask as TabulatedTask
     from penstock.task import Task as Task
@@ -58,6 +59,7 @@ _HOMES = {
     "penstock.reading": "load",
     "penstock.result": "Result Trial",
     "penstock.study": "Study tune",
+    "penstock.surrogate.settings": "Surrogate",
     "penstock.tabulated": "Tabulated TabulatedTask",
     "penstock.task": "Task",
     "penstock.training.function": "FunctionTrial",

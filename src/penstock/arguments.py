@@ -7,8 +7,12 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.algorithms.base import Algorithm
+from penstock.algorithms.pbt import PBT
 from penstock.errors import StudyError
 from penstock.numeric import finite, shown, whole
+from penstock.surrogate.settings import Surrogate
+from penstock.task import AnyTask, Task, task_name
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -71,6 +75,28 @@ def as_target(target: object, metric: str) -> float | None:
     if target is not None and made is None:
         raise StudyError(f"target must be a finite value of {metric!r}, got {shown(target)}.")
     return made
+
+
+def as_surrogate(surrogate: object, task: AnyTask, algorithm: Algorithm) -> Surrogate | None:
+    """The settings of surrogates, or None; refused where the study's trials cannot have them.
+
+    >>> as_surrogate(None, Task(), PBT(population=2, max_budget=4, interval=1)) is None
+    True
+    """
+    if surrogate is None:
+        return None
+    if not isinstance(surrogate, Surrogate):
+        raise StudyError(f"surrogate must be None or settings such as ps.Surrogate(scale=8), got {shown(surrogate)}.")
+    if not isinstance(task, Task):
+        raise StudyError(
+            f"{task_name(task)} has no model of its own, so it has no narrower twin: only a penstock.Task does. Leave "
+            "surrogate= out."
+        )
+    if isinstance(algorithm, PBT):
+        raise StudyError(
+            "PBT changes configs while trials train, and a config is tuned on twins whole: leave surrogate= out."
+        )
+    return surrogate
 
 
 def as_name(name: object) -> str | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.log.events import Measured as Measured
 from penstock.log.states import States
-from penstock.task import AnyTask
+from penstock.task import AnyTask, Task
 from penstock.trial import Config, Leg, Mode, Report, StateRef
 
 BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
@@ -130,6 +131,7 @@ class Job:
 
     ``study`` is the name by which the study's bundles and events are known. Trials are numbered within a study, so an
     executor knows a trial by (study, trial).
+    ``variants`` are the tasks beside ``task``, by name.
     ``deterministic`` says that nothing which changes a curve's digits is chosen by measured times.
     """
 
@@ -140,6 +142,7 @@ class Job:
     states: States
     study: str = ""
     deterministic: bool = False
+    variants: Mapping[str, Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "states", States.of(self.states))

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PenstockError, StateError, StudyError, told
 from penstock.log.events import read
 from penstock.log.history import History, TrialRecord
-from penstock.log.ranking import no_best, ranked, ranks
+from penstock.log.ranking import leading, no_best, ranked, ranks
 from penstock.log.states import States
 from penstock.log.timeline import Row, timeline
+from penstock.report.ranks import said_rank
+from penstock.surrogate.settings import Surrogate
+from penstock.surrogate.task import narrowed
 from penstock.task import AnyTask, Kind, Task, kind_of
 from penstock.trial import Config, Metrics, Status
 
@@ -64,6 +67,11 @@ class Trial:
     def error(self) -> str | None:
         """Why it failed, if it did."""
         return self._record.error
+
+    @property
+    def scale(self) -> int:
+        """How many times narrower its model is than the study's: 1, but for surrogates."""
+        return self._record.scale
 
     def weights(self) -> dict[str, Any]:
         """The ``state_dict`` of its model at its best report."""
@@ -150,6 +158,49 @@ class Trial:
         return trial_html(self._record)
 
 
+class Surrogates:
+    """The trials of a study's narrower twins: ``result.surrogate``."""
+
+    def __init__(self, settings: dict[str, Any], history: History, task: AnyTask | None, states: States) -> None:
+        self._settings, self._history, self._task, self._states = settings, history, task, states
+
+    @property
+    def scale(self) -> int:
+        """How many times narrower they are than the study's model."""
+        return int(self._settings["scale"])
+
+    @property
+    def without(self) -> str | None:
+        """Why the study went on without surrogates, if it did."""
+        return self._settings.get("without")
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All of them, in the order of their numbers, those of the rank check among them."""
+        return [self._trial(record) for record in self._history.surrogates]
+
+    @property
+    def best(self) -> Trial:
+        """The one with the best report."""
+        for record in ranked(self._history.surrogates):
+            return self._trial(record)
+        raise StudyError("No surrogate has reported a finite metric, so none is best.")
+
+    @property
+    def rank(self) -> str:
+        """How well they foretold twins of twice the width; empty where that was not looked at."""
+        return said_rank(self._history)
+
+    def _trial(self, record: TrialRecord) -> Trial:
+        task = self._task
+        if isinstance(task, Task):
+            task = narrowed(task, Surrogate(scale=record.scale))
+        return Trial(record, task, "task", self._states)
+
+    def __repr__(self) -> str:
+        return f"Surrogates({len(self.trials)} trials, {self.scale} times narrower)"
+
+
 class Result:
     """The result of a study."""
 
@@ -175,12 +226,18 @@ class Result:
     @property
     def failed(self) -> list[Trial]:
         """The trials that failed; each has its ``error``."""
-        return [self._trial(record) for record in self._history.trials if record.status == "failed"]
+        return [self._trial(record) for record in self._history.targets if record.status == "failed"]
 
     @property
     def trials(self) -> list[Trial]:
-        """All trials, in the order of their numbers."""
-        return [self._trial(record) for record in self._history.trials]
+        """All trials, in the order of their numbers; with ``Study(surrogate=...)`` those of full width alone."""
+        return [self._trial(record) for record in self._history.targets]
+
+    @property
+    def surrogate(self) -> Surrogates | None:
+        """The trials of narrower twins, where the study has ``surrogate=``."""
+        settings = self._history.settings.get("surrogate")
+        return None if settings is None else Surrogates(settings, self._history, self._task, self._states)
 
     def _trial(self, record: TrialRecord) -> Trial:
         kind = self._history.settings.get("kind") if self._task is None else kind_of(self._task)
@@ -215,8 +272,9 @@ class Result:
             import pandas
         except ImportError:
             raise StudyError("dataframe() needs pandas: pip install 'penstock[plots]'.") from None
-        rank = ranks(self._history.trials)
-        frame = pandas.DataFrame([record.row(rank=rank.get(record.number)) for record in self._history.trials])
+        records = self._history.targets
+        rank = ranks(records)
+        frame = pandas.DataFrame([record.row(rank=rank.get(record.number)) for record in records])
         return frame.astype({"rank": "Int64"}) if len(frame) else frame  # with None a column would become one of floats
 
     def optuna_study(self) -> optuna.Study:
@@ -248,9 +306,9 @@ class Result:
         best = "none" if self._history.best is None else repr(self.best)
         failed = f", {len(self.failed)} failed" if self.failed else ""
         ended = f"{self.ended} (simulated)" if self._history.simulated else self.ended
-        return f"Result({len(self._history.trials)} trials{failed}, {ended}, best: {best})"
+        return f"Result({len(self._history.targets)} trials{failed}, {ended}, best: {best})"
 
     def _repr_html_(self) -> str:
         from penstock.report.notebook import result_html
 
-        return result_html(self._history, ranked(self._history.trials))
+        return result_html(self._history, leading(self._history))

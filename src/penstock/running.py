@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.algorithms.base import Algorithm
 from penstock.bundle import Job
 from penstock.engine.clocking import Pace, Shelf
 from penstock.engine.decisions import Decider, replay
@@ -28,16 +29,21 @@ from penstock.plans import able, followed
 from penstock.result import Result
 from penstock.saying import say
 from penstock.scheduling.base import Scheduler
+from penstock.scheduling.leftover import leftover
 from penstock.scheduling.planned import planned
 from penstock.scheduling.sharded import sharded
 from penstock.settings import RunSettings
 from penstock.speed.model import Sharing, SpeedModel
 from penstock.speed.profiles import Profiles
 from penstock.stopping import say_how_to_resume, stoppable
-from penstock.task import FunctionTask, fingerprint, shards, task_name
+from penstock.task import FunctionTask, Task, fingerprint, shards, task_name
+from penstock.transferring import transferring
 
 if TYPE_CHECKING:
     from penstock.study import Study
+
+
+NO_VARIANTS: Mapping[str, Task] = {}
 
 
 def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: bool | None, plan: Plan | None) -> Result:
@@ -46,17 +52,20 @@ def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: boo
     try:
         check_place(log.dir.name, log.past, how.on)
         settings = {**settings_of(study, log.dir.name, log.past), "run": how.plain()}
+        made = transferring(study, log.past)
+        settings["surrogate"] = made.settings
         settings["changed"] = changes(log.past, settings, study.algorithm.grows, allow_changes)
         if settings["changed"]:
             check_configs(log.past, study.space)
-        history, decider = History(), Decider(study.algorithm, study._search(study.trials))
+        history, decider = History(), Decider(made.algorithm, study._search(study.trials))
         pending = replay(log.past, history, decider, given=given(log.past, bool(settings["changed"])))
         pending += decider.opened(study.trials)
         settings["home"] = home(log, history, study.states)
         states = _states_of(study, log, history, allow_changes, settings["home"])
         placed = sum(record.attempt for record in history.trials)
         following = followed(study, plan, history, how)
-        executor = executor_of(study, how, states, log.dir.name, following)
+        scheduler = _scheduler(study, how, following)
+        executor = executor_of(study, how, states, log.dir.name, following, made.variants)
         try:
             following = able(following, plan, executor, how)
             engine = Engine(
@@ -64,7 +73,7 @@ def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: boo
                 history,
                 decider,
                 executor,
-                _scheduler(study, how, following),
+                leftover(scheduler) if made.variants else scheduler,
                 states=states,
                 limits=_limits(study),
                 pace=_pace(study, executor, how, log.dir),
@@ -74,7 +83,7 @@ def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: boo
                 shards=shards(study.task),
                 following=following,
             )
-            with _progress(study, progress) as engine.watch, stoppable(engine.interrupt):
+            with _progress(study, made.algorithm, progress) as engine.watch, stoppable(engine.interrupt):
                 reason = engine.run(Opened(settings, history.clock), pending)
             if reason == "interrupted":
                 raise KeyboardInterrupt
@@ -94,13 +103,13 @@ def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: boo
 
 
 @contextmanager
-def _progress(study: Study, wanted: bool | None) -> Iterator[Callable[[History], None] | None]:
+def _progress(study: Study, algorithm: Algorithm, wanted: bool | None) -> Iterator[Callable[[History], None] | None]:
     if wanted is False:
         yield None
         return
     from penstock.report.progress import Progress
 
-    with Progress(study.trials, study.algorithm.outlook) as progress:
+    with Progress(study.trials, algorithm.outlook) as progress:
         yield progress
 
 
@@ -137,10 +146,15 @@ def _scheduler(study: Study, how: RunSettings, following: Following | None) -> S
 
 
 def executor_of(
-    study: Study, how: RunSettings, states: States, name: str, following: Following | None = None
+    study: Study,
+    how: RunSettings,
+    states: States,
+    name: str,
+    following: Following | None = None,
+    variants: Mapping[str, Task] = NO_VARIANTS,
 ) -> Executor:
-    """The executor that a run's settings ask for."""
-    job = Job(study.task, study.seed, study.metric, study.mode, states, name, how.deterministic)
+    """The executor that a run's settings ask for; ``variants`` are the tasks beside the study's own."""
+    job = Job(study.task, study.seed, study.metric, study.mode, states, name, how.deterministic, variants)
     if isinstance(how.on, Simulated):
         return SimulatedExecutor(job, how.on)
     if how.ray:

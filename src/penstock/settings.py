@@ -21,6 +21,7 @@ from penstock.scheduling.growing import FIRST, First, Growing
 from penstock.scheduling.packs import PICKS, Packing, Pick
 from penstock.scheduling.waterfill import waterfill
 from penstock.space import Space
+from penstock.surrogate.settings import Surrogate
 from penstock.tabulated import TabulatedTask
 from penstock.task import AnyTask, Task, shards, task_name
 from penstock.trial import Mode
@@ -212,6 +213,7 @@ class TuneOptions(TypedDict, total=False):
     target: float | None
     keep: int
     max_failures: int | None
+    surrogate: Surrogate | None
     on: str | Simulated
     sharing: str
     scheduler: str

@@ -16,6 +16,7 @@ from penstock.arguments import (
     as_max_failures,
     as_name,
     as_seed,
+    as_surrogate,
     as_target,
     as_trials,
     check_flags,
@@ -37,6 +38,7 @@ from penstock.result import Result
 from penstock.running import run_study
 from penstock.settings import RunSettings, TuneOptions, check_task
 from penstock.space import Space
+from penstock.surrogate.settings import Surrogate
 from penstock.task import as_task, task_name
 from penstock.trial import Mode
 
@@ -71,6 +73,8 @@ class Study:
         target: a value of the metric at which to stop.
         keep: how many of the best trials keep the state of their best report; ``result.kept`` gives these trials.
         max_failures: the most trials that may fail; one more, and the study ends as "failed". None: no limit.
+        surrogate: tune narrow twins of the model, as in ``ps.Surrogate(scale=8)``, and train the best configs at full
+            width. ``trials`` counts the twins, and the result has the models of full width.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Study:
         target: float | None = None,
         keep: int = 1,
         max_failures: int | None = None,
+        surrogate: Surrogate | None = None,
     ) -> None:
         if not isinstance(metric, str) or not metric or metric != legible(metric):
             raise StudyError(f"metric must be the name of a metric that the task reports, got {shown(metric)}.")
@@ -108,6 +113,7 @@ class Study:
         self.states = None if states is None else str(States.of(states))
         self.deadline, self.target = seconds(deadline), as_target(target, metric)
         self.keep, self.max_failures = as_keep(keep), as_max_failures(max_failures)
+        self.surrogate = as_surrogate(surrogate, self.task, algorithm)
         self.file = main_file()  # `penstock resume` loads it again
         self.trials = self._total(as_trials(trials))
         self.ran: Path | None = None  # the folder of its last run
@@ -127,6 +133,7 @@ class Study:
             "target": target,
             "keep": keep,
             "max_failures": max_failures,
+            "surrogate": surrogate,
         }
 
     def replace(self, **changes: Any) -> Study:
@@ -215,6 +222,8 @@ class Study:
         check_flags(allow_changes=allow_changes, progress=True if progress is None else progress)
         sharing_how = sharing, scheduler, growing, mixed_types, deterministic, packing, similarity, active_threads
         how = RunSettings(on, workers, weight, *sharing_how, late)
+        if self.surrogate is not None and plan is not None:
+            raise StudyError("A plan says nothing of surrogates: leave plan= or surrogate= out.")
         followed_plan = None if plan is None else as_plan(plan)
         self.task = as_task(self.task)  # its settings may have changed since the study was made
         check_task(how, self.task, self.states)
@@ -255,6 +264,10 @@ class Study:
             most: the most nodes that there may be at once.
         """
         self.task = as_task(self.task)
+        if self.surrogate is not None:
+            raise StudyError(
+                "A study with surrogate= cannot be planned, as its targets are not known before: leave it out."
+            )
         return plan_of(
             self,
             deadline=deadline,

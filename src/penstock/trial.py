@@ -141,6 +141,24 @@ class Stage(NamedTuple):
     bracket: int = 0
 
 
+def variant_of(scale: int) -> str:
+    """The name of a study's task at a scale; the target is the study's own task.
+
+    >>> variant_of(8), variant_of(1)
+    ('surrogate 8', '')
+    """
+    return f"surrogate {scale}" if scale > 1 else ""
+
+
+def scale_of(variant: str) -> int:
+    """How many times narrower a variant of a study's task is.
+
+    >>> scale_of("surrogate 8"), scale_of("")
+    (8, 1)
+    """
+    return int(variant.split()[-1]) if variant else 1
+
+
 def score(metrics: Metrics, metric: str, mode: Mode) -> float:
     """The metric as a number that is larger for a better trial; minus infinity where it is missing, NaN or infinite.
 

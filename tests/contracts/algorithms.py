@@ -61,6 +61,10 @@ class FakeSearch:
     def apply(self, event: Event) -> None:
         """There is no sampler that could learn from it."""
 
+    def restart(self, numbers: object) -> None:
+        """Forget what was drawn."""
+        self.drawn.clear()
+
     def _draw(self, number: int, by: str | int) -> Config:
         assert number == len(self.drawn), "trials are drawn in the order of their numbers, each once"
         self.drawn.append(by)

@@ -22,7 +22,7 @@ class Failing:
     def __init__(self, error):
         self.error = error
 
-    def describe_all(self, configs, *, train, trials):
+    def describe_all(self, configs, *, train, trials, variants):
         raise self.error
 
 

@@ -12,17 +12,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from logging import ERROR, getLogger
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from penstock.domains import Domain, Range
 from penstock.errors import PenstockError, StudyError, told
-from penstock.log.events import Asked, Event, Wrote
+from penstock.log.events import Asked, Dropped, Event, Wrote
 from penstock.numeric import shown
 from penstock.seeds import key
 from penstock.space import Space
-from penstock.trial import Config, Mode
+from penstock.trial import Config, Mode, StartFrom
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -55,6 +56,7 @@ class Search:
     ) -> None:
         self.space, self.metric, self.mode, self.seed, self.trials = space, metric, mode, seed, trials
         self.write: Callable[[Wrote], None] = lambda event: None  # the engine sets it
+        self.numbers: Numbers | None = None  # where the study has other trials beside those that are drawn here
         self._preset = dict(preset or {})
         self._sampler: BaseSampler | None = None
         self._storage: LogStorage | None = None
@@ -87,7 +89,15 @@ class Search:
     def apply(self, event: Event) -> None:
         """Take one event of the log."""
         if self._storage is not None:
-            self._storage.apply(event)
+            own = event if self.numbers is None else self.numbers.inward(event)
+            if own is not None:
+                self._storage.apply(own)
+
+    def restart(self, numbers: Numbers) -> None:
+        """Begin anew, with trials that the study has under other ``numbers``."""
+        self.numbers = numbers
+        if self._sampler is not None:
+            self._learn(self._sampler)
 
     def _learn(self, sampler: BaseSampler) -> None:
         from optuna.samplers import BaseSampler
@@ -150,6 +160,42 @@ class Search:
         if self._storage is not None:
             self._storage.apply(Asked(number, config, budget=0, group=""))
         return config
+
+
+class Numbers:
+    """The trials of a search among all of a study's, whose task has the name ``variant``."""
+
+    def __init__(self, variant: str) -> None:
+        self.variant = variant
+        self.outer: list[int] = []  # the study's number of each trial
+        self.inner: dict[int, int] = {}
+
+    def add(self, outer: int) -> int:
+        """Take in the next trial; gives the study's number of it."""
+        self.inner[outer] = len(self.outer)
+        self.outer.append(outer)
+        return outer
+
+    def inward(self, event: Event) -> Event | None:
+        """An event as the search knows it; None where it is about another trial."""
+        if isinstance(event, Dropped):
+            return Dropped(tuple(self.inner[trial] for trial in event.trials if trial in self.inner))
+        trial = getattr(event, "trial", None)
+        if trial is None:
+            return event
+        if trial not in self.inner:
+            return None
+        if isinstance(event, Asked):
+            start = event.start_from and StartFrom(self.inner[event.start_from[0]], event.start_from[1])
+            event = replace(event, start_from=start, variant="")
+        own: Any = event
+        return replace(own, trial=self.inner[trial])  # type: ignore[no-any-return]
+
+    def outward(self, event: Event) -> Event:
+        """An event that a sampler wrote, as the study knows it."""
+        if isinstance(event, Wrote) and event.trial is not None:
+            return replace(event, trial=self.outer[event.trial])
+        return event
 
 
 def reseed(sampler: object, seed: int, number: int) -> None:

@@ -6,14 +6,17 @@ best report of each trial, by the same rule as everywhere else (``log/ranking.py
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import optuna
 from optuna.trial import TrialState
 
+from penstock.algorithms.sampling import Numbers
 from penstock.algorithms.storage import EPOCH, LAST, LogStorage, StoredTrial
-from penstock.log.events import Event, Opened, read
+from penstock.algorithms.transfer import CHECK
+from penstock.log.events import Asked, Event, Opened, read
 from penstock.log.history import History
 from penstock.log.ranking import sound
 from penstock.trial import Mode
@@ -55,6 +58,20 @@ def read_study(dir: Path) -> optuna.Study:
     events = list(read(dir / "log.jsonl"))
     settings = next(event.settings for event in events if isinstance(event, Opened))
     storage = SeenStorage(dir.name, settings["metric"], settings["mode"])
-    for event in events:
+    for event in drawn_alone(events):
         storage.apply(event)
     return optuna.Study(dir.name, storage)
+
+
+def drawn_alone(events: Sequence[Event]) -> Iterator[Event]:
+    """A study's events; where it has surrogates, those of the surrogates that were drawn last, by their own numbers."""
+    asked = [event for event in events if isinstance(event, Asked)]
+    variants = [event.variant for event in asked if event.variant and event.group != CHECK]
+    if not variants:
+        yield from events
+        return
+    numbers = Numbers(variants[-1])
+    for event in asked:
+        if event.variant == variants[-1] and event.group != CHECK and event.trial not in numbers.inner:
+            numbers.add(event.trial)
+    yield from filter(None, map(numbers.inward, events))

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import looking, planning, running
+from penstock.cli import looking, planning, running, surrogate
 from penstock.cli.ending import FAILED, steady_streams
 
 app = typer.Typer(
@@ -63,6 +63,7 @@ for command in (
     looking.export,
     running.profile,
     planning.plan,
+    surrogate.surrogate,
     looking.report,
     looking.dashboard,
 ):

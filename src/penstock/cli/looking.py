@@ -22,7 +22,7 @@ def show(
     curves: Annotated[bool, typer.Option("--curves", help="Show the curves of their metric, too.")] = False,
 ) -> None:
     """Show where a study stands, and its best trials."""
-    from penstock.log.ranking import ranked
+    from penstock.log.ranking import leading
     from penstock.report import summary
 
     with refused(BAD_USAGE):
@@ -30,7 +30,7 @@ def show(
     with refused(FAILED):
         history = summary.history_of(place)
         facts = {**summary.study_facts(place, history), **summary.device_facts(place)}
-    best = ranked(history.trials)[:top]
+    best = leading(history)[:top]
     if json:
         typer.echo(summary.to_json({**facts, "top": [summary.trial_facts(trial, curves) for trial in best]}))
         return
@@ -104,7 +104,7 @@ def report(
     dir: Dir = HOME,
 ) -> None:
     """Draw which trial had which device when, and write a page with it."""
-    from penstock.log.ranking import ranked
+    from penstock.log.ranking import leading
     from penstock.report.export import writing
     from penstock.report.page import study_page
     from penstock.report.summary import events_of, history_of
@@ -112,7 +112,7 @@ def report(
     place = _latest(dir, name)
     with refused(FAILED):
         events = list(events_of(place))
-        best = ranked(history_of(place).trials)[:10]
+        best = leading(history_of(place))[:10]
         out = out or place / "report.html"
         page = study_page(place.name, events, [{**trial.row(), "state": trial.standing} for trial in best])
         with writing(out):

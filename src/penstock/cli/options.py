@@ -75,6 +75,10 @@ States = Annotated[str | None, typer.Option(help="Where states are kept: a folde
 Trials = Annotated[int | None, typer.Option(min=1, help="How many trials in all, resumes included.")]
 Deadline = Annotated[str | None, typer.Option(help="Time the study may use in all: 90s, 10m, 2h.")]
 Target = Annotated[float | None, typer.Option(help="Stop once the metric reaches this.")]
+Scale = Annotated[
+    int | None,
+    typer.Option("--surrogate", metavar="SCALE", help="Tune twins of the model that are so many times narrower."),
+]
 MaxFailures = Annotated[
     int | None, typer.Option(min=0, help="The most trials that may fail: one more, and the study ends as failed.")
 ]

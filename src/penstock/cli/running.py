@@ -35,6 +35,7 @@ from penstock.cli.options import (
     On,
     OwnDir,
     PlanFile,
+    Scale,
     Scheduler,
     Sharing,
     Similarity,
@@ -48,6 +49,7 @@ from penstock.cli.options import (
 from penstock.errors import StudyError
 from penstock.executors.ray.address import is_ray
 from penstock.executors.simulated.settings import Simulated
+from penstock.surrogate.settings import Surrogate
 
 if TYPE_CHECKING:
     from penstock.log.events import Planned
@@ -65,6 +67,7 @@ def run(
     deadline: Deadline = None,
     target: Target = None,
     max_failures: MaxFailures = None,
+    surrogate: Scale = None,
     workers: Workers = None,
     weight: Weight = 1.0,
     sharing: HowShared = Sharing.auto,
@@ -86,9 +89,10 @@ def run(
 ) -> None:
     """Run the study of a Python file."""
     given = {"name": name, "trials": trials, "seed": seed, "deadline": deadline, "target": target}
-    changes = {**given, "max_failures": max_failures, "dir": dir, "states": states}
+    changes: dict[str, Any] = {**given, "max_failures": max_failures, "dir": dir, "states": states}
     with apart(json):
         with refused(BAD_USAGE):
+            changes["surrogate"] = None if surrogate is None else Surrogate(scale=surrogate)
             study = load(file).replace(**{key: value for key, value in changes.items() if value is not None})
         result = _run(study, context.params)
     _show_result(result, json)
@@ -130,6 +134,8 @@ def resume(
         settings = history.settings
     given = {"trials": trials, "deadline": deadline, "target": target, "states": states, "max_failures": max_failures}
     changes = {key: settings.get(key) if value is None else value for key, value in given.items()}
+    if (kept := settings.get("surrogate")) is not None:
+        changes["surrogate"] = Surrogate.of(kept)
     with apart(json):
         with refused(BAD_USAGE):
             file = origin(name, settings, dir, trust)
@@ -228,7 +234,7 @@ def _place(study: Study, on: str, devices: int | None, plan: Plan | None = None)
 
 
 def _show_result(result: Result, json: bool) -> None:
-    from penstock.log.ranking import ranked
+    from penstock.log.ranking import leading
     from penstock.report import summary
 
     with refused(FAILED):
@@ -241,7 +247,7 @@ def _show_result(result: Result, json: bool) -> None:
 
         console = tables.console()
         console.print()
-        console.print(tables.best_trials(history, ranked(history.trials)[:5], console))
+        console.print(tables.best_trials(history, leading(history)[:5], console))
         if failed := tables.failures(history):
             console.print()
             console.print(failed)

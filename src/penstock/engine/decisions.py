@@ -17,7 +17,7 @@ from penstock.errors import StudyError
 from penstock.log.events import Asked, Dropped, Event, Failed, Opened, Reported, Wrote, encode
 from penstock.log.history import History
 from penstock.numeric import shown
-from penstock.trial import Later, Report, plain
+from penstock.trial import Config, Later, Report, plain
 
 
 class Decider:
@@ -55,7 +55,9 @@ class Decider:
             for group in groups
             for m in group.members
         ]
-        events = [*events, *self._wrote, *asked]
+        numbers = self.search.numbers
+        wrote = self._wrote if numbers is None else [numbers.outward(event) for event in self._wrote]
+        events = [*events, *wrote, *asked]
         self._wrote.clear()
         return events
 
@@ -79,9 +81,8 @@ def replay(past: Sequence[Event], history: History, decider: Decider, given: int
         from penstock.algorithms.pickles import check
 
         check(written)
-    for event in past[:given]:
-        if isinstance(event, Asked):
-            decider.search.replay(event.trial, event.config)
+    for number, config in drawn(past[:given], decider.search):
+        decider.search.replay(number, config)
     expected: deque[Event] = deque()
     for number, event in enumerate(past):
         if isinstance(event, Asked | Dropped) or (isinstance(event, Wrote) and number >= given):
@@ -93,6 +94,15 @@ def replay(past: Sequence[Event], history: History, decider: Decider, given: int
         if (report := told(event, history)) is not None:
             expected.extend(decider.after(report))
     return list(expected)
+
+
+def drawn(past: Sequence[Event], search: Search) -> list[tuple[int, Config]]:
+    """The trials that a search has drawn, by its own numbers, with their configs."""
+    asked = [event for event in past if isinstance(event, Asked)]
+    if search.numbers is None:
+        return [(event.trial, event.config) for event in asked]
+    first = {event.trial: event.config for event in reversed(asked) if event.variant == search.numbers.variant}
+    return list(enumerate(first[trial] for trial in sorted(first)))
 
 
 def _agree(decided: Event | None, logged: Event) -> Event:

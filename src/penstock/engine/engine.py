@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.bundle import Measured, Parted, StateSaved, TrialFailed, TrialFinished, TrialStopped
 from penstock.engine.clocking import Pace
@@ -131,7 +132,7 @@ class Engine:
 
     def check(self, opened: events.Opened, pending: Sequence[Event]) -> None:
         """One dry batch before a study's first line: a task that cannot train leaves nothing in the log."""
-        waiting = [e.config for e in pending if isinstance(e, events.Asked)]
+        waiting = [(e.config, e.variant) for e in pending if isinstance(e, events.Asked)]
         if not self.history.units and waiting:
             self._dry_batch(opened, waiting[:DRY])
 
@@ -355,12 +356,13 @@ class Engine:
                 f"{reported} units already: an algorithm asks for more."
             )
 
-    def _dry_batch(self, opened: events.Opened, configs: list[Config]) -> None:
+    def _dry_batch(self, opened: events.Opened, configs: list[tuple[Config, str]]) -> None:
         """Try configs until one trains: an error of one config is its trial's, an error of all is the task's."""
         errors: list[Exception] = []
-        for config in configs:
+        for config, variant in configs:
             try:
-                (description,) = self.executor.describe([config], train=True, study=self.study)
+                more: dict[str, Any] = {"variants": [variant]} if variant else {}
+                (description,) = self.executor.describe([config], train=True, study=self.study, **more)
             except Exception as error:
                 if isinstance(error, PenstockError) and not isinstance(error, TaskError):
                     raise
@@ -374,7 +376,7 @@ class Engine:
         if isinstance(errors[0], TaskError):
             raise errors[0]
         said = f"The task failed in a dry batch of each of the first {len(configs)} configs"
-        raise TaskError(f"{said}. With {configs[0]}:\n{trace(errors[0])}")
+        raise TaskError(f"{said}. With {configs[0][0]}:\n{trace(errors[0])}")
 
 
 def _unknown_metric(metric: str, known: tuple[str, ...]) -> str:

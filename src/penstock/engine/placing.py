@@ -8,7 +8,7 @@ whatever its scheduler and its modes (invariant 10).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol
 
@@ -88,7 +88,9 @@ class Placing:
         self._own = own  # the devices that are this study's, where the executor serves others too
         self.suspects = Suspects()
         self.descriptions = Descriptions(
-            lambda configs, trials: executor.describe(configs, train=False, trials=trials, study=study),
+            lambda configs, trials: executor.describe(
+                configs, train=False, trials=trials, study=study, **self._variants(trials)
+            ),
             warns=self.pace.model.sharing != "never",
         )
         self.shards = Shards(shards) if shards > 1 else None
@@ -102,6 +104,11 @@ class Placing:
         self.changed = True
         self._alone: set[str] = set()  # signatures whose trials were said to train solo
         self._cut_off: dict[int, Turn] = {}  # trials that ran when the last driver ended, until they are placed
+
+    def _variants(self, trials: Sequence[int]) -> dict[str, list[str]]:
+        """The variants of some trials, where the study has several."""
+        found = [self.history.trials[trial].variant for trial in trials]
+        return {"variants": found} if any(found) else {}
 
     @property
     def waiting(self) -> bool:

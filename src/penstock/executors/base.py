@@ -109,12 +109,18 @@ class Executor(ABC):
 
     @abstractmethod
     def describe(
-        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), study: str = ""
+        self,
+        configs: Sequence[Config],
+        *,
+        train: bool,
+        trials: Sequence[int] = (),
+        study: str = "",
+        variants: Sequence[str] = (),
     ) -> list[Description]:
         """What a study's trials of these configs are like, found out in a worker.
 
         ``trials`` are their numbers, where they are known: a worker may then keep what it makes of a trial until the
-        trial is placed there.
+        trial is placed there. ``variants`` name their tasks, where the study has several.
 
         With ``train``, each by one dry batch: a task that cannot train raises ``TaskError``. Without, nothing is
         raised: a config whose trial cannot be made has no signature, and says why when it trains.

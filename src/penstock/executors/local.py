@@ -50,9 +50,15 @@ class LocalExecutor(Executor):
         self._woken = True
 
     def describe(
-        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), study: str = ""
+        self,
+        configs: Sequence[Config],
+        *,
+        train: bool,
+        trials: Sequence[int] = (),
+        study: str = "",
+        variants: Sequence[str] = (),
     ) -> list[Description]:
-        return self._worker.describe_all(configs, train=train, trials=trials)
+        return self._worker.describe_all(configs, train=train, trials=trials, variants=variants)
 
     def now(self) -> float:
         return time.monotonic() - self._began

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import trace
@@ -12,7 +12,7 @@ from penstock.errors import trace
 if TYPE_CHECKING:
     from penstock.training.worker import Worker
 
-Order = tuple[str, Any]  # ("place", bundle), ("describe", (configs, train, trials)) or ("end", None)
+Order = tuple[str, Any]  # ("place", bundle), ("describe", (configs, train, trials, variants)) or ("end", None)
 
 
 def serve(worker: Worker, orders: queue.SimpleQueue[Order], tell: Callable[[str, Any], None]) -> None:
@@ -31,9 +31,11 @@ def serve(worker: Worker, orders: queue.SimpleQueue[Order], tell: Callable[[str,
             tell("event", event)
 
 
-def _described(worker: Worker, configs: list[Any], train: bool, trials: list[int]) -> object:
+def _described(
+    worker: Worker, configs: list[Any], train: bool, trials: list[int], variants: Sequence[str] = ()
+) -> object:
     try:
-        return worker.describe_all(configs, train=train, trials=trials)
+        return worker.describe_all(configs, train=train, trials=trials, variants=variants)
     except Exception as error:
         return _as_sent(error)
 

@@ -22,7 +22,8 @@ from penstock.log.states import NAME
 from penstock.numeric import finite
 from penstock.trial import Mode, StateRef, Usage, plain
 
-VERSION = 4
+VERSION = 5
+PLAIN = 4  # the version of a log without surrogates, which earlier readers understand
 SUMMED = 3  # the first version whose lines have sums
 
 
@@ -55,6 +56,7 @@ class Settings(_FirstSettings, total=False):
     states: str | None
     home: str | None
     run: dict[str, Any]
+    surrogate: dict[str, Any] | None
 
 
 @dataclass(frozen=True)

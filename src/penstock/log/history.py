@@ -25,7 +25,7 @@ from penstock.log.events import (
 )
 from penstock.log.ranking import Ranking
 from penstock.log.turns import Turns
-from penstock.trial import Config, Leg, Metrics, Mode, StartFrom, StateRef, Status, score
+from penstock.trial import Config, Leg, Metrics, Mode, StartFrom, StateRef, Status, scale_of, score
 
 
 @dataclass(eq=False)
@@ -79,6 +79,11 @@ class TrialRecord:
         """The outcome, and for a stopped trial the rung at which it was stopped."""
         return f"stopped at {self.group}" if self.outcome == "stopped" and self.group else self.outcome
 
+    @property
+    def scale(self) -> int:
+        """How many times narrower its model is than the study's."""
+        return scale_of(self.variant)
+
     def forget_best(self) -> None:
         """Count no report so far: only later ones may be the best."""
         self.best_score, self.best_unit, self.best_config, self.best_state = float("-inf"), 0, None, None
@@ -88,7 +93,8 @@ class TrialRecord:
 
         A metric whose name another column has is named ``metrics.NAME``.
         """
-        first = {"number": self.number, **more, "state": self.outcome, "budget": self.reported}
+        narrow = {"scale": self.scale} if self.variant else {}
+        first = {"number": self.number, **more, **narrow, "state": self.outcome, "budget": self.reported}
         last = {"device_seconds": self.device_seconds, "error": self.error}
         config = {f"config.{name}": value for name, value in self.measured.items()}
         return {**first, **config, **apart(self.metrics, {*first, *last}), **last}
@@ -168,6 +174,16 @@ class History:
     def best(self) -> TrialRecord | None:
         """The best trial by the one rule of ``ranking``."""
         return self._ranking.best
+
+    @property
+    def targets(self) -> list[TrialRecord]:
+        """The trials of the study's own task: all trials, where it has no surrogates."""
+        return [record for record in self.trials if not record.variant]
+
+    @property
+    def surrogates(self) -> list[TrialRecord]:
+        """The trials of narrower twins."""
+        return [record for record in self.trials if record.variant]
 
     @property
     def kept(self) -> tuple[TrialRecord, ...]:
@@ -295,9 +311,12 @@ class History:
             record.start = None
 
     def _rank(self, record: TrialRecord) -> None:
-        self._ranking.show(record, self.trials)
+        if record.variant:  # a surrogate is no result
+            return
+        targets = (one for one in self.trials if not one.variant)
+        self._ranking.show(record, targets)
         if record.status in ("finished", "stopped"):
-            self._settled.show(record, (one for one in self.trials if one.status in ("finished", "stopped")))
+            self._settled.show(record, (one for one in targets if one.status in ("finished", "stopped")))
 
     def _mark(self, record: TrialRecord, status: Status) -> None:
         self.counts[record.status] -= 1

@@ -26,6 +26,11 @@ def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     return sorted(filter(sound, records), key=_place)
 
 
+def leading(history: History) -> list[TrialRecord]:
+    """A study's trials that can be the best, from the best; after them its surrogates, from the best."""
+    return ranked(history.targets) + ranked(history.surrogates)
+
+
 def ranks(records: Iterable[TrialRecord]) -> dict[int, int]:
     """The rank of each trial that can be the best, by its number: 1 is the best."""
     return {record.number: rank for rank, record in enumerate(ranked(records), 1)}
@@ -33,7 +38,7 @@ def ranks(records: Iterable[TrialRecord]) -> dict[int, int]:
 
 def no_best(history: History) -> str:
     """Why none of a study's trials is the best, and what to do about it."""
-    trials, ended = history.trials, history.ended
+    trials, ended = history.targets or history.trials, history.ended
     if ended is None:
         return f"No trial has reported a finite {history.metric!r} yet, so none is best: look again later."
     end = {"deadline": "ended at its deadline", "interrupted": "was interrupted"}.get(ended, "ended")

@@ -33,7 +33,7 @@ def write_csv(study_dir: Path, out: Path) -> list[Path]:
     ]
     trials = history_of(study_dir).trials
     tables = {
-        "trials.csv": trials_csv(trials, ranks(trials)),
+        "trials.csv": trials_csv(trials, ranks(one for one in trials if not one.variant)),
         "curves.csv": _csv(curves, ("trial", "budget"), ("clock",)),
     }
     _make(out)

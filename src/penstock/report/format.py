@@ -67,6 +67,15 @@ def spent(cost: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
+def width(scale: int) -> str:
+    """The width of a trial's model, by the scale of its twin.
+
+    >>> width(1), width(8)
+    ('full', '1/8')
+    """
+    return "full" if scale == 1 else f"1/{scale}"
+
+
 def visible(text: str) -> str:
     """A text without the characters that a terminal obeys: names, configs and errors are of other people's making.
 

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from penstock.log.history import History, TrialRecord
 from penstock.log.messages import said_mode
+from penstock.log.ranking import ranked
 from penstock.report.console import Careful
 from penstock.report.forecast import Pace, time_left, units_left
 from penstock.report.format import clock, short, spent, value
@@ -77,7 +78,7 @@ class Shown(NamedTuple):
     def line(self) -> str:
         """All of it on one line."""
         history = self.history
-        best = "no result yet" if history.best is None else f"best {_best(history, history.best)}"
+        best = "no result yet" if (leader := _leader(history)) is None else f"best {_best(history, leader)}"
         percent = f"{100 * self.done // self.total}%"
         goal = said_mode(history.settings) if history.settings.get("mode_from") in ("name", "log") else ""
         parts = [percent, self.trials, self.sharing, _units(self.done), best, self.time, goal]
@@ -150,6 +151,8 @@ class Progress:
         counts = _Counts.of(history)
         courses = [] if history.ended else self._courses(history, counts)
         trials = f"{counts.begun}/{self.trials} trials" if self.trials else f"{counts.begun} trials"
+        if history.surrogates:
+            trials = _apart(history, self.trials)
         total = max(counts.trained + units_left(history, courses), 1)
         left = None if history.ended else self._left(history, counts, courses)
         speed = self._speed(history, counts)
@@ -297,9 +300,9 @@ def _block(shown: Shown) -> RenderableType:
     bar.add_column(justify="right", no_wrap=True)
     bar.add_row(ProgressBar(total=shown.total, completed=shown.done), Text(shown.trials, style="bold"))
     best = Text("none yet", style="dim")
-    if history.best is not None:
-        best = Text(_best(history, history.best), style="bold green")
-        best.append("  " + short(history.best.measured), style="not bold default")
+    if (leader := _leader(history)) is not None:
+        best = Text(_best(history, leader), style="bold green")
+        best.append("  " + short(leader.measured), style="not bold default")
     counts = Counter(trial.outcome for trial in history.trials)
     states = [Text(f"{counts[s]} {s}", style=style) for s, style in STATES.items() if counts[s]]
     if shown.sharing:
@@ -332,7 +335,20 @@ def _row(label: str, text: Text) -> Text:
 
 
 def _best(history: History, best: TrialRecord) -> str:
-    return f"{history.metric} {value(best.metrics[history.metric])} (trial {best.number}, unit {best.best_unit})"
+    what = "surrogate" if best.variant else "trial"
+    return f"{history.metric} {value(best.metrics[history.metric])} ({what} {best.number}, unit {best.best_unit})"
+
+
+def _leader(history: History) -> TrialRecord | None:
+    """The best trial; as long as there is none, the best surrogate."""
+    return history.best or next(iter(ranked(history.surrogates)), None)
+
+
+def _apart(history: History, total: int | None) -> str:
+    """How many surrogates and targets have begun."""
+    surrogates = sum(begun(one) for one in history.surrogates)
+    targets = sum(begun(one) for one in history.targets)
+    return f"{surrogates}/{total} surrogates, {targets}/{len(history.targets)} targets"
 
 
 def _units(units: int) -> str:

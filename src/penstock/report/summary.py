@@ -15,8 +15,10 @@ from penstock.errors import LogError, StudyError
 from penstock.log.events import SOLO, Event, read
 from penstock.log.history import History, TrialRecord
 from penstock.log.lock import holder
+from penstock.log.ranking import ranked, sound
 from penstock.log.states import States, Store, needed
 from penstock.log.timeline import packs, timeline, utilisation
+from penstock.report.ranks import said_rank
 
 LOG = "log.jsonl"
 
@@ -91,6 +93,7 @@ def study_facts(study: Path, history: History) -> dict[str, Any]:
         "best": None if history.best is None else trial_facts(history.best),
         "total": settings.get("trials"),
         "begun": sum(1 for trial in history.trials if begun(trial)),
+        "surrogates": surrogate_facts(history),
         "trials": dict(Counter(trial.outcome for trial in history.trials)),
         "units": sum(trial.reported for trial in history.trials),
         "seconds": history.clock,
@@ -124,6 +127,7 @@ def trial_facts(trial: TrialRecord, curve: bool = False) -> dict[str, Any]:
         "number": trial.number,
         "state": trial.outcome,
         "standing": trial.standing,
+        "scale": trial.scale,
         "budget": trial.reported,
         "config": trial.measured,
         "metrics": dict(trial.metrics),
@@ -131,6 +135,21 @@ def trial_facts(trial: TrialRecord, curve: bool = False) -> dict[str, Any]:
         "error": trial.error,
     }
     return {**facts, "curve": trial.curve} if curve else facts
+
+
+def surrogate_facts(history: History) -> dict[str, Any] | None:
+    """The facts about a study's surrogates; None where it has none."""
+    settings = history.settings.get("surrogate")
+    if settings is None:
+        return None
+    found = history.surrogates
+    return {
+        **settings,
+        "begun": sum(1 for trial in found if begun(trial)),
+        "targets": len(history.targets),
+        "best": trial_facts(ranked(found)[0]) if any(map(sound, found)) else None,
+        "rank": said_rank(history),
+    }
 
 
 def ending(facts: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from penstock.log.messages import said_mode
 from penstock.log.ranking import no_best
 from penstock.report.console import Careful
 from penstock.report.format import clock, short, size, spent, value
+from penstock.report.format import width as width
 from penstock.report.progress import STATES
 from penstock.report.summary import ending
 from penstock.trial import Config
@@ -56,6 +57,8 @@ def _trials(history: History, trials: Sequence[TrialRecord], names: list[str] | 
     metrics.sort(key=lambda name: name != history.metric)
     table = _table()
     table.add_column("trial", justify="right", no_wrap=True)
+    if several := any(trial.variant for trial in history.trials):
+        table.add_column("width", no_wrap=True)
     for name in metrics:
         table.add_column(name, justify="right", style="bold green" if name == history.metric else "", no_wrap=True)
     for name in ("config",) if names is None else names:
@@ -68,6 +71,7 @@ def _trials(history: History, trials: Sequence[TrialRecord], names: list[str] | 
         config = trial.measured
         table.add_row(
             str(trial.number),
+            *([width(trial.scale)] if several else []),
             *(value(trial.metrics.get(name, "")) for name in metrics),
             *([short(config)] if names is None else [value(config.get(name, "")) for name in names]),
             str(trial.reported),
@@ -89,7 +93,9 @@ def study_summary(facts: dict[str, Any]) -> RenderableType:
     rows.add_row("metric", said_mode(facts) + _if(" until {}", facts["target"]))
     trials = facts["trials"]
     counts = [Text(f"{trials[s]} {s}", style=style) for s, style in STATES.items() if trials.get(s)]
-    rows.add_row("trials", Text("  ").join([*counts, Text(f"of {facts['total']}", style="dim")]))
+    rows.add_row("trials", Text("  ").join([*counts, *_total(facts)]))
+    if facts["surrogates"]:
+        rows.add_row("surrogates", Text(_surrogates(facts)))
     rows.add_row("best", _best(facts))
     used = ("simulated: " if facts["simulated"] else "") + clock(facts["seconds"])
     rows.add_row("time", used + _if(" of {}", facts["deadline"] and clock(facts["deadline"])))
@@ -281,6 +287,20 @@ def _table() -> Table:
 
 def _if(template: str, one: object) -> str:
     return "" if one is None else template.format(one)
+
+
+def _total(facts: dict[str, Any]) -> list[Text]:
+    """How many trials there are to be; beside surrogates that is not known."""
+    return [] if facts["surrogates"] else [Text(f"of {facts['total']}", style="dim")]
+
+
+def _surrogates(facts: dict[str, Any]) -> str:
+    """What a study's surrogates are, on one line."""
+    one = facts["surrogates"]
+    if one.get("without"):
+        return f"none: {one['without']}"
+    said = f"{one['begun']} of {facts['total']}, {one['scale']} times narrower; {one['targets']} targets"
+    return f"{said}; {one['rank']}" if one.get("rank") else said
 
 
 def _best(facts: dict[str, Any]) -> Text:

@@ -36,7 +36,6 @@ from penstock.training.runs.base import out_of_memory
 from penstock.training.schedulers import reads_gradients, writes
 from penstock.training.signature import attributes, signature
 from penstock.training.spread.parts import Part
-from penstock.training.uncompiled import step
 from penstock.training.unlike import Signatures
 from penstock.trial import Config
 
@@ -72,7 +71,8 @@ def describe(training: Training, known: list[Reads], *, train: bool, seen: Signa
         if reads.refusal or isinstance(model, str):
             raise Unfusable(model if isinstance(model, str) else reads.refusal)
         refuse_scheduler(training)
-        values, besides = {**reads.fixed, **training.data.read}, {**reads.outcomes, **training.kept.compared()}
+        values = {**reads.fixed, **training.data.read, **_rates(training)}
+        besides = {**reads.outcomes, **training.kept.compared()}
         looks = masked(model, reads.probed.free)
         made = signature(training.task, looks, training.model, training.optimizer, training.batch_size, values, besides)
     except Unfusable as error:
@@ -99,6 +99,11 @@ def refuse_scheduler(training: Training) -> None:
             f"{type(scheduler).__name__} writes {wrote}, which the steps of all trials would share: keep it in a "
             "buffer of the model"
         )
+
+
+def _rates(training: Training) -> dict[str, Any]:
+    """The factors of learning rates, which the trials of a bundle share."""
+    return {"learning rates": sorted(training.rates.items())} if training.rates else {}
 
 
 def _state_bytes(training: Training) -> int:
@@ -244,7 +249,7 @@ def dry_batch(training: Training) -> Description:
         half = Part.of(rows, 0, 2)  # memory is short: the trial will take its batches in parts, if it can
         batch, rows = half.cut(batch), half.rows
     if not isinstance(training.optimizer, torch.optim.LBFGS):
-        step(training.optimizer)
+        training.step_optimizer()
     metrics = _dry_metrics(training, name)
     _check_scheduler(training, name)
     check_loadable(training.state(), name)

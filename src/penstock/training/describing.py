@@ -28,14 +28,14 @@ class Describing:
         self._reads: list[Reads] = []  # the values that loss and metrics were seen to read from configs
         self._seen = Signatures()  # the signatures of the trials that were described
 
-    def describe(self, config: Config, *, train: bool, trial: int | None) -> Description:
+    def describe(self, config: Config, *, train: bool, trial: int | None, variant: str) -> Description:
         """Describe a config's trial, with one dry batch if ``train``; the global random states stay."""
         worker, trials = self._worker, self._worker.trials
         with own_randomness(), self._outside_kept():
             if shards(worker.job.task) > 1:
-                return describe_whole(trials.made(trials.spread_kind, 0, config)) if train else Description()
+                return describe_whole(trials.made(trials.spread_kind, 0, config, variant)) if train else Description()
             if train:
-                training = trials.made(Training, 0, config)
+                training = trials.made(Training, 0, config, variant)
                 described = describe(training, self._reads, train=True, seen=self._seen)
                 if worker.on_gpu:
                     return described
@@ -43,7 +43,7 @@ class Describing:
 
                 return replace(described, threads=looked(training, self._threads, fixed=worker.job.deterministic))
             try:
-                training, known = trials.made(Training, trial or 0, config), len(self._reads)
+                training, known = trials.made(Training, trial or 0, config, variant), len(self._reads)
                 random = random_state(with_torch=True)
                 described = describe(training, self._reads, train=False, seen=self._seen)
                 description = replace(described, steps=training.unit_length)

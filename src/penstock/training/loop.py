@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from penstock.errors import TaskError
 from penstock.numeric import shown, sort, whole
 from penstock.seeds import key
+from penstock.surrogate.task import rates_of
 from penstock.task import Task, task_name
 from penstock.training.checkpoint import State
 from penstock.training.data import Data, handed_out
@@ -28,6 +29,7 @@ from penstock.training.keeping import kept, look, put
 from penstock.training.lazy import fill
 from penstock.training.random.generators import position, random_state, seed_everything, set_random_state
 from penstock.training.random.keyed import Solo
+from penstock.training.rates import at_rates
 from penstock.training.returned import made_model, split_scheduler
 from penstock.training.spread.parts import InParts, Part
 from penstock.training.uncompiled import step, uncompiled
@@ -44,6 +46,7 @@ class Training:
     numbered: bool  # whether it is told the number of both, as those of timm are
     zeroed: list[nn.Parameter] | None  # the parameters whose gradients are dropped by hand
     groups: int  # how many groups of parameters the optimizer had then
+    rates: Mapping[str, float]  # factors of the learning rate, by parameter, where they are not 1
     closure: bool  # whether the optimizer evaluates the loss itself
 
     can_stop = True  # at every step
@@ -113,6 +116,7 @@ class Training:
                 f"{task_name(task)}.optimizer must return a torch optimizer, got {sort(self.optimizer)}: return one of "
                 "the params that it is given, such as torch.optim.SGD(params, lr=0.1)."
             )
+        self.rates = rates_of(task, self.model, self.optimizer)
         # Dropping gradients by hand does what zero_grad does without its profiling, which a small model's step feels.
         plain = type(self.optimizer).zero_grad is torch.optim.Optimizer.zero_grad
         self.zeroed = [p for group in self.optimizer.param_groups for p in group["params"]] if plain else None
@@ -168,10 +172,16 @@ class Training:
             return
         self.backward(batch)
         if self.scaler is None:
-            step(optimizer)
+            self.step_optimizer()
         else:
-            self.scaler.step(optimizer)
+            with at_rates(optimizer, self.model, self.rates):
+                self.scaler.step(optimizer)
             self.scaler.update()
+
+    def step_optimizer(self) -> None:
+        """A step by the gradients that there are, each parameter at its own factor of the learning rate."""
+        with at_rates(self.optimizer, self.model, self.rates):
+            step(self.optimizer)
 
     def count_step(self) -> bool:
         """Move on to the next batch; whether that ends a unit."""

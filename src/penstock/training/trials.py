@@ -53,18 +53,18 @@ class Trials:
         """A trial, ready to go on from its placement's state."""
         if not isinstance(self.job.task, FunctionTask):
             return self.begin_task(placement)
-        training = self._new_training(placement.trial, placement.config)
+        training = self._new_training(placement.trial, placement.config, placement.variant)
         self._restore(training, placement)
         return training
 
-    def _new_training(self, trial: int, config: Config) -> Trainable:
+    def _new_training(self, trial: int, config: Config, variant: str) -> Trainable:
         if isinstance(self.job.task, FunctionTask):
             from penstock.training.function import FunctionTraining
 
             return FunctionTraining(self.job, self.job.task, trial, config, device=self.device)
         from penstock.training.loop import Training
 
-        return self.made(Training, trial, config)
+        return self.made(Training, trial, config, variant)
 
     def begin_task(self, placement: Placement) -> Training:
         """A trial of a task, ready to go on from its placement's state; one that is still in memory is taken up."""
@@ -85,7 +85,7 @@ class Trials:
             training, random = new
             training.take_up(random)
         else:
-            training = self.made(kind, placement.trial, placement.config)
+            training = self.made(kind, placement.trial, placement.config, placement.variant)
         if placement.state is None:
             self._expect(training)
         self._restore(training, placement)
@@ -93,7 +93,7 @@ class Trials:
 
     def begin_spread(self, placement: Placement) -> Distributed:
         """A trial that other workers train too, at its placement's state."""
-        training = self.made(self.spread_kind, placement.trial, placement.config)
+        training = self.made(self.spread_kind, placement.trial, placement.config, placement.variant)
         self.kept = training.kept
         self._expect(training)
         self._restore(training, placement)
@@ -119,7 +119,7 @@ class Trials:
         for leg in placement.legs:
             from penstock.training.checkpoint import copied
 
-            training = self._new_training(leg.trial, leg.config)
+            training = self._new_training(leg.trial, leg.config, placement.variant)
             if state is not None:
                 training.restore(state, inherited=True)
             steps = training.steps()
@@ -152,7 +152,7 @@ class Trials:
 
         return Distributed
 
-    def made(self, kind: type[Kind], trial: int, config: Config) -> Kind:
+    def made(self, kind: type[Kind], trial: int, config: Config, variant: str = "") -> Kind:
         """A trial as it is before its first step."""
         import torch
 
@@ -163,7 +163,7 @@ class Trials:
         if self.data is None:
             self.data = DataCache(task, self.job.seed, device, lambda: self._beside())
         return kind(
-            task,
+            self.job.variants.get(variant, task),
             trial,
             config,
             self.data.get(config),

@@ -191,12 +191,15 @@ class Worker:
 
             torch.cuda.current_stream(self.device).synchronize()
 
-    def describe_all(self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = ()) -> list[Description]:
+    def describe_all(
+        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), variants: Sequence[str] = ()
+    ) -> list[Description]:
         """Describe several configs' trials, whose numbers are ``trials`` where they are known."""
         numbers: Sequence[int | None] = trials or [None] * len(configs)
-        return [self.describe(config, train=train, trial=n) for config, n in zip(configs, numbers, strict=True)]
+        of = zip(configs, numbers, variants or [""] * len(configs), strict=True)
+        return [self.describe(config, train=train, trial=number, variant=one) for config, number, one in of]
 
-    def describe(self, config: Config, *, train: bool, trial: int | None = None) -> Description:
+    def describe(self, config: Config, *, train: bool, trial: int | None = None, variant: str = "") -> Description:
         """Describe a config's trial, with one dry batch if ``train``; the global random states stay."""
         if isinstance(self.job.task, FunctionTask):
             return Description(reason="a function has a loop of its own")
@@ -204,4 +207,4 @@ class Worker:
             from penstock.training.describing import Describing
 
             self._looks = Describing(self, self._threads)
-        return self._looks.describe(config, train=train, trial=trial)
+        return self._looks.describe(config, train=train, trial=trial, variant=variant)

@@ -150,10 +150,16 @@ class ProcessExecutor(Executor):
         os.write(self._wake, b"!")
 
     def describe(
-        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), study: str = ""
+        self,
+        configs: Sequence[Config],
+        *,
+        train: bool,
+        trials: Sequence[int] = (),
+        study: str = "",
+        variants: Sequence[str] = (),
     ) -> list[Description]:
         worker = self._describer(study)
-        worker.send(("describe", (list(configs), train, list(trials))))
+        worker.send(("describe", (list(configs), train, list(trials), list(variants))))
         while True:
             try:
                 kind, value = worker.connection.recv()

@@ -101,9 +101,15 @@ class TrialProcesses(ProcessExecutor):
         return self._idle(study, next(iter(self._seats)))
 
     def describe(
-        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), study: str = ""
+        self,
+        configs: Sequence[Config],
+        *,
+        train: bool,
+        trials: Sequence[int] = (),
+        study: str = "",
+        variants: Sequence[str] = (),
     ) -> list[Description]:
-        found = super().describe(configs, train=train, trials=trials, study=study)
+        found = super().describe(configs, train=train, trials=trials, study=study, variants=variants)
         if self.devices()[0].type == "cpu":
             return found
         return [replace(one, beside=max(one.beside, one.bytes or 0) + CONTEXT) for one in found]

@@ -141,7 +141,13 @@ class RayExecutor(Executor):
         self._woken = True
 
     def describe(
-        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), study: str = ""
+        self,
+        configs: Sequence[Config],
+        *,
+        train: bool,
+        trials: Sequence[int] = (),
+        study: str = "",
+        variants: Sequence[str] = (),
     ) -> list[Description]:
         died = ""
         while True:
@@ -153,7 +159,7 @@ class RayExecutor(Executor):
                 self._requesting.at_least_one()
                 self._start()
                 continue
-            asked = slot.actor.describe.remote(list(configs), train, list(trials))
+            asked = slot.actor.describe.remote(list(configs), train, list(trials), list(variants))
             while not self._ray.wait([asked], timeout=SLICE)[0]:
                 self._listen(0.0)
                 self._look()
@@ -170,7 +176,9 @@ class RayExecutor(Executor):
                     continue
                 if len(configs) == 1:
                     return [Description()]  # without a signature it trains alone, and kills no other trial's worker
-                return [one for config in configs for one in self.describe([config], train=False)]
+                of = variants or [""] * len(configs)
+                pairs = zip(configs, of, strict=True)
+                return [one for config, own in pairs for one in self.describe([config], train=False, variants=[own])]
             if isinstance(answer, Exception):
                 raise answer
             return list(answer)

@@ -182,8 +182,8 @@ class RayWorker:
         self.place(number, bundle, states)
         return self.events(timeout)
 
-    def describe(self, configs: list[Any], train: bool, trials: list[int]) -> Any:
-        self._orders.put(("describe", (configs, train, trials)))
+    def describe(self, configs: list[Any], train: bool, trials: list[int], variants: list[str]) -> Any:
+        self._orders.put(("describe", (configs, train, trials, variants)))
         return self._described.get()
 
     def events(self, timeout: float) -> list[Told]:

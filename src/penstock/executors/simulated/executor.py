@@ -106,9 +106,15 @@ class SimulatedExecutor(Executor):
                 member.source.close()
 
     def describe(
-        self, configs: Sequence[Config], *, train: bool, trials: Sequence[int] = (), study: str = ""
+        self,
+        configs: Sequence[Config],
+        *,
+        train: bool,
+        trials: Sequence[int] = (),
+        study: str = "",
+        variants: Sequence[str] = (),
     ) -> list[Description]:
-        return self._studies[study].describe(configs, train=train)
+        return self._studies[study].describe(configs, train=train, variants=variants)
 
     # The clock
 

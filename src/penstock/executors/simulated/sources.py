@@ -24,12 +24,13 @@ class Sources:
         self._worker: Worker | None = None
         self._signatures: dict[str, str] = {}  # signatures of configs that really train
 
-    def describe(self, configs: Sequence[Config], *, train: bool) -> list[Description]:
+    def describe(self, configs: Sequence[Config], *, train: bool, variants: Sequence[str] = ()) -> list[Description]:
         """Look configs up, or have a worker describe them."""
         if isinstance(self._job.task, TabulatedTask):
             return [self._look_up(self._job.task, config, train) for config in configs]
-        made = self._base().describe_all(configs, train=train)
-        self._signatures.update({repr(config): one.signature or "" for config, one in zip(configs, made, strict=True)})
+        made = self._base().describe_all(configs, train=train, variants=variants)
+        keys = map(_key, configs, variants or [""] * len(configs))
+        self._signatures.update({key: one.signature or "" for key, one in zip(keys, made, strict=True)})
         return made
 
     def _look_up(self, task: TabulatedTask, config: Config, train: bool) -> Description:
@@ -48,9 +49,12 @@ class Sources:
             table = task.look_up(config)
             return Lookup(placement, table, self._job, settings.saving_every), table.curve
         worker = self._base()
-        if isinstance(task, Task) and repr(config) not in self._signatures:
-            self.describe([config], train=False)  # makes the worker load the data, which its copies share
-        signature, seconds = self._signatures.get(repr(config), ""), settings.unit_seconds
+        key = _key(config, placement.variant)
+        if isinstance(task, Task) and key not in self._signatures:
+            self.describe(
+                [config], train=False, variants=[placement.variant]
+            )  # makes the worker load the data, which its copies share
+        signature, seconds = self._signatures.get(key, ""), settings.unit_seconds
         if isinstance(seconds, Mapping):
             seconds = seconds.get(signature)
         return Trained(placement, worker, seconds, signature), None
@@ -61,3 +65,7 @@ class Sources:
 
             self._worker = Worker(self._job, find_devices()[0].name)
         return self._worker
+
+
+def _key(config: Config, variant: str) -> str:
+    return f"{variant} {config!r}"

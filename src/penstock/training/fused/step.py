@@ -24,7 +24,6 @@ from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.watching import Reached, Unreached
 from penstock.training.fused.ways import Way
 from penstock.training.loop import Training
-from penstock.training.uncompiled import step
 
 Grads = Sequence[torch.Tensor | None]  # by parameter, in the order of ``Step.names``; None where the loss reaches none
 _READ = ("rows", "state", "others", "buffers", "coefficients", "batch", "shared", "keys", "numbers")
@@ -226,7 +225,7 @@ class Step:
         if self.task.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(trial.model.parameters(), self.task.clip_grad_norm)
         trial.randomness.at(trial.seed, trial.step)  # an optimizer that draws does so from torch's generator
-        step(trial.optimizer)
+        trial.step_optimizer()
         for p in params.values():
             p.grad = None
 

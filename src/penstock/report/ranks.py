@@ -1,0 +1,34 @@
+"""How well a study's surrogates foretold twins of twice the width, in words."""
+
+from __future__ import annotations
+
+from penstock.algorithms.spearman import interval, spearman
+from penstock.algorithms.transfer import CHECK
+from penstock.log.history import History
+from penstock.trial import score
+
+
+def rank_check(history: History) -> tuple[int, float, tuple[float, float]] | None:
+    """The pairs of a study's last rank check, their correlation and its interval; None where there is none yet."""
+    wider = [one for one in history.surrogates if one.group == CHECK]
+    if not wider:
+        return None
+    scale = wider[-1].scale
+    pairs = []
+    for one in wider:
+        twin = next((o for o in history.surrogates if o.scale == 2 * scale and o.config == one.config), None)
+        rows = [next((r for r in o.curve if r["budget"] == one.granted), {}) for o in (one, twin) if o is not None]
+        if one.scale == scale and len(rows) == 2 and all(rows):
+            pairs.append([score(row, history.metric, history.mode) for row in rows])
+    if len(pairs) < 4:
+        return None
+    known = spearman(*zip(*pairs, strict=True))
+    return len(pairs), known, interval(known, len(pairs))
+
+
+def said_rank(history: History) -> str:
+    """The rank check on one line; nothing where there is none."""
+    if (found := rank_check(history)) is None:
+        return ""
+    count, known, (low, high) = found
+    return f"the order of {count} at twice the width: Spearman {known:.2f} ({low:.2f} to {high:.2f})"

@@ -1,0 +1,1 @@
+"""Narrower twins of a model, whose best hyperparameters carry over to it (Hydro §4.1)."""

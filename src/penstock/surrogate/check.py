@@ -1,0 +1,125 @@
+"""The coordinate check: whether the change of every activation in a few steps stays as widths grow.
+
+With the right factors a step changes activations as much in wide models as in narrow ones; the slope of the change over
+widths, both as logarithms, is then about 0. In the standard parametrization it is 0.5 to 1 in some layer (Yang et al.,
+"Tensor Programs V", appendix D; Hydro §4.1 has such a check and never calls it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, log2
+from statistics import linear_regression, mean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.surrogate.settings import Surrogate
+from penstock.surrogate.task import narrowed
+from penstock.task import Task
+from penstock.training.data import DataCache
+from penstock.training.loop import Training
+from penstock.training.random.generators import own_randomness
+from penstock.trial import Config
+
+STEEPEST = 0.45  # right slopes were seen up to 0.4, of narrow layers; wrong factors give a layer of 0.7 and more
+SEEDS, STEPS = 3, 3
+SMALLER = 0.1  # what learning rates are multiplied by where activations do not stay finite
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class Slope:
+    """How the change of one activation goes with width: its values by scale, and their slope."""
+
+    layer: str
+    changes: dict[int, float]
+    slope: float
+
+    @property
+    def right(self) -> bool:
+        return abs(self.slope) <= STEEPEST
+
+
+def scales(scale: int) -> list[int]:
+    """The scales whose widths are compared: the surrogate's, its halves, and the target's.
+
+    >>> scales(8), scales(6)
+    ([1, 2, 4, 8], [1, 3, 6])
+    """
+    found = [scale]
+    while found[-1] % 2 == 0 and found[-1] > 2:
+        found.append(found[-1] // 2)
+    return [1, *reversed(found)]
+
+
+def coordinates(
+    task: Task, config: Config, widths: Sequence[int], traced: dict[str, Any], *, device: str = "cpu", seed: int = 0
+) -> list[Slope]:
+    """The slope of every activation, by training of a few steps at several widths, whose scales are given."""
+    at = 1.0
+    with own_randomness():
+        data = DataCache(task, seed, torch.device(device)).get(config)
+        for _ in range(TRIES):
+            changes = {scale: _changes(task, config, scale, traced, device, seed, data, at) for scale in widths}
+            if all(isfinite(one) for found in changes.values() for one in found.values()):
+                break
+            at *= SMALLER
+    layers = [one for one in changes[widths[0]] if all(found.get(one, 0) > 0 for found in changes.values())]
+    return [Slope(one, by := {scale: changes[scale][one] for scale in widths}, slope(by)) for one in layers]
+
+
+def slope(changes: dict[int, float]) -> float:
+    """The slope of log change over log width.
+
+    >>> slope({1: 0.4, 2: 0.2, 4: 0.1})
+    1.0
+    """
+    if not all(isfinite(one) for one in changes.values()):
+        return float("inf")
+    return linear_regression([-log2(scale) for scale in changes], [log2(one) for one in changes.values()]).slope
+
+
+def _changes(
+    task: Task, config: Config, scale: int, traced: dict[str, Any], device: str, seed: int, data: Any, at: float
+) -> dict[str, float]:
+    own = task if scale == 1 else narrowed(task, Surrogate(scale=scale), traced)
+    found: dict[str, list[float]] = {}
+    for trial in range(SEEDS):
+        training = Training(own, trial, config, data, seed=seed, device=torch.device(device), metric="loss", mode="min")
+        training.model.train()
+        for group in training.optimizer.param_groups:
+            group["lr"] = group["lr"] * at
+        batch = next(iter(data.train.batches(0, 0, training.batch_size)))
+        before = _activations(training, batch)
+        for _ in range(STEPS):
+            training.train_step(batch)
+        for layer, after in _activations(training, batch).items():
+            if layer in before and before[layer].shape == after.shape:
+                found.setdefault(layer, []).append(float((after - before[layer]).abs().mean()))
+    return {layer: mean(values) for layer, values in found.items()}
+
+
+def _activations(training: Training, batch: Any) -> dict[str, Tensor]:
+    """What every innermost module gives for a batch."""
+    found: dict[str, Tensor] = {}
+
+    def note(layer: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            one = output[0] if isinstance(output, tuple | list) and output else output
+            if isinstance(one, Tensor) and one.is_floating_point():
+                found[layer] = one.detach().float().clone()
+
+        return hook
+
+    inner = [(path, module) for path, module in training.model.named_modules() if not any(module.children())]
+    hooks = [module.register_forward_hook(note(path)) for path, module in inner]
+    try:
+        with torch.no_grad():
+            training.loss(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

@@ -1,0 +1,197 @@
+"""A look at a study's surrogates before anything is spent: whether its model has them, and what they save.
+
+Each way in which a model can be wrong for them is one message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.errors import StudyError, TaskError, told
+from penstock.seeds import key
+from penstock.space import Space
+from penstock.surrogate.check import STEEPEST, Slope, coordinates, scales
+from penstock.surrogate.parametrize import Part, family, parts
+from penstock.surrogate.settings import NARROWEST, Surrogate
+from penstock.surrogate.task import Narrowed, narrowed
+from penstock.surrogate.trace import Place, Traced, where
+from penstock.surrogate.twin import known, refuse_lazy
+from penstock.task import Task, shards, task_name
+from penstock.training.data import DataCache
+from penstock.training.loop import Training
+from penstock.training.random.generators import own_randomness, seed_everything
+from penstock.trial import Config
+
+TIMED = 5  # steps, after as many that are not timed
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The surrogates of a study: their parameters by name, the check's slopes, bytes, and seconds of a step.
+
+    ``task`` is the surrogates' task, which has kept what was traced.
+    """
+
+    task: Narrowed
+    config: Config
+    scale: int
+    family: str
+    parts: Mapping[str, Part]
+    slopes: tuple[Slope, ...]
+    bytes: tuple[int, int]
+    seconds: tuple[float, float]
+
+    def cost(self, scale: int) -> float:
+        """About what a step costs at a scale, of the target's: its matrices shrink along two dimensions."""
+        numbers = [(part.numbers, part.role == "hidden") for part in self.parts.values()]
+        return sum(n / scale**2 if hidden else n / scale for n, hidden in numbers) / sum(n for n, _ in numbers)
+
+    @property
+    def wrong(self) -> list[Slope]:
+        """The activations whose change is not the same at every width, the steepest first."""
+        return sorted((one for one in self.slopes if not one.right), key=lambda one: -abs(one.slope))
+
+
+def examine(task: Task, space: Space, surrogate: Surrogate, *, seed: int = 0, device: str = "cpu") -> Examined:
+    """Find the surrogates of a task, and check them; raises a TaskError or a StudyError where there can be none."""
+    if shards(task) > 1:
+        raise StudyError(f"{task_name(task)} has shards = {shards(task)}, got surrogate=: leave one of them out.")
+    config = middle(space)
+    narrow = narrowed(task, surrogate)
+    with own_randomness():
+        seed_everything(key(seed, "surrogate"))
+        target = task.model(dict(config))
+        refuse_lazy(target)
+        _refuse_pretrained(task, target, config)
+        traced = known(narrow, target, config)
+        found = parts(target, traced, surrogate.scale)
+        _refuse_fixed(task, found, traced)
+        _refuse_narrow(found, surrogate.scale)
+        _refuse_width_in_space(task, space, config, target, traced)
+        one, bytes, seconds = _train(narrow, config, seed, device)
+        of = family(one.optimizer)
+        _, whole, slow = _train(task, config, seed, device)
+    slopes = coordinates(task, config, scales(surrogate.scale), narrow._traced, device=device, seed=seed)
+    return Examined(narrow, config, surrogate.scale, of, found, tuple(slopes), (whole, bytes), (slow, seconds))
+
+
+def refuse_wrong(examined: Examined) -> None:
+    """Refuse surrogates that the check has found wrong."""
+    if examined.wrong:
+        worst = examined.wrong[0]
+        raise StudyError(
+            f"The surrogates fail the coordinate check: the change of {worst.layer or 'the model'} goes with width to "
+            f"the power of {worst.slope:.2f}, and of {len(examined.wrong)} of {len(examined.slopes)} activations by "
+            f"more than {STEEPEST}. Their best hyperparameters would mislead: leave surrogate= out, or define narrow()."
+        )
+
+
+def middle(space: Space) -> Config:
+    """The config in the middle of a space."""
+    if space.function is not None:
+        return space.draw(0, 0)
+    return {**{name: domain.at(0.5) for name, domain in space.domains.items()}, **space.constants}
+
+
+def _refuse_pretrained(task: Task, target: nn.Module, config: Config) -> None:
+    frozen = [name for name, p in target.named_parameters() if not p.requires_grad]
+    if frozen:
+        raise StudyError(
+            f"The model of {task_name(task)} has frozen parameters, such as {frozen[0]}: a narrower twin cannot have "
+            "them. Leave surrogate= out."
+        )
+    other = dict(task.model(dict(config)).named_parameters())
+    for name, p in target.named_parameters():
+        same = name in other and other[name].shape == p.shape and torch.equal(other[name], p)
+        if same and p.numel() > 1 and bool((p != p.reshape(-1)[0]).any()):
+            raise StudyError(
+                f"The model of {task_name(task)} has pretrained parameters, such as {name}, which are not drawn at "
+                "random: fine-tuning has no narrower twin. Leave surrogate= out."
+            )
+
+
+def _refuse_fixed(task: Task, found: Mapping[str, Part], traced: Traced) -> None:
+    if all(part.role == "fixed" for part in found.values()):
+        said = f" ({traced.tied})" if traced.tied else ""
+        raise StudyError(
+            f"No dimension of the model of {task_name(task)} can shrink: each is tied to the data, to the output or to "
+            f"a number that is written in the forward{said}. Take sizes from tensors or attributes, as in "
+            "x.view(len(x), -1)."
+        )
+
+
+def _refuse_narrow(found: Mapping[str, Part], scale: int) -> None:
+    narrow = {name: part for name, part in found.items() if part.width and part.narrow < NARROWEST}
+    if narrow:
+        largest = min(part.width for part in found.values() if part.width) // NARROWEST
+        name, part = next(iter(narrow.items()))
+        most = f"the largest scale that works is {largest}" if largest > 1 else "no scale works"
+        raise StudyError(
+            f"Surrogate(scale={scale}) makes {name} {part.narrow} units wide, and {len(narrow)} parameters narrower "
+            f"than {NARROWEST}: {most}."
+        )
+
+
+def _refuse_width_in_space(task: Task, space: Space, config: Config, target: nn.Module, traced: Traced) -> None:
+    """Refuse a parameter of the space that decides a size which grows with width."""
+    if space.function is not None:
+        others = [("The space's function", space.draw(0, number)) for number in range(1, 4)]
+    else:
+        ends = [(name, domain.at(u)) for name, domain in space.domains.items() for u in (0, 0.999)]
+        others = [(f"{name} of the space", {**config, name: value}) for name, value in ends]
+    sizes = {name: p.shape for name, p in target.named_parameters()}
+    for what, other in others:
+        if other == config:
+            continue
+        for name, p in task.model(dict(other)).named_parameters():
+            if name not in sizes or p.ndim != len(sizes[name]):
+                continue
+            path, _, own = name.rpartition(".")
+            pairs = enumerate(zip(sizes[name], p.shape, strict=True))
+            if any(one != new and traced.grows(Place(path, own, part)) for part, (one, new) in pairs):
+                raise StudyError(
+                    f"{what} decides the size of {name}, {tuple(sizes[name])} or {tuple(p.shape)}: a width cannot be "
+                    "tuned on narrower twins. Make it a constant, or leave surrogate= out."
+                )
+
+
+def _train(task: Task, config: Config, seed: int, device: str) -> tuple[Training, int, float]:
+    """A trial after a few steps, its bytes, and the seconds of a step."""
+    data = DataCache(task, seed, torch.device(device)).get(config)
+    narrow = isinstance(task, Narrowed)
+    try:
+        training = Training(task, 0, config, data, seed=seed, device=torch.device(device), metric="loss", mode="min")
+        training.model.train()
+        batch = next(iter(data.train.batches(0, 0, training.batch_size)))
+        for _ in range(TIMED):
+            training.train_step(batch)
+    except (TaskError, StudyError):
+        raise
+    except Exception as error:
+        if not narrow:
+            raise
+        raise StudyError(
+            f"A narrower twin of the model of {task_name(task)} does not run{where(error)}: {told(error)}. Expected "
+            "sizes that come from tensors or attributes, and no number of the full width written in the forward."
+        ) from error
+    tensors = [*training.model.parameters(), *(v for s in training.optimizer.state.values() for v in s.values())]
+    bytes = sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor))
+    return training, bytes, _seconds(lambda: training.train_step(batch), device)
+
+
+def _seconds(step: Callable[[], Any], device: str) -> float:
+    taken = []
+    for _ in range(TIMED):
+        began = time.perf_counter()
+        step()
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - began)
+    return median(taken)

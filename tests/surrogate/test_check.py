@@ -1,0 +1,26 @@
+"""The coordinate check: slopes of the right factors, of the standard ones and of another family's."""
+
+import pytest
+
+from penstock.surrogate.check import STEEPEST, coordinates
+from penstock.surrogate.parametrize import Part
+from tests.surrogate.models import Narrowable, perceptron
+
+WIDTHS = [1, 2, 4, 8, 16]
+
+
+def steepest(kind, lr):
+    task = Narrowable(lambda: perceptron(512))
+    return max(abs(one.slope) for one in coordinates(task, {"optimizer": kind, "lr": lr}, WIDTHS, {}))
+
+
+@pytest.mark.parametrize(("kind", "lr"), [("SGD", 0.1), ("Adam", 1e-3)])
+def test_the_right_factors_change_activations_as_much_at_every_width(kind, lr, monkeypatch):
+    assert steepest(kind, lr) <= 0.2
+    other = {"SGD": "Adam", "Adam": "SGD"}[kind]
+    rate = Part.rate
+    monkeypatch.setattr(Part, "rate", lambda part, family: rate(part, other))
+    assert steepest(kind, lr) > STEEPEST, "the factors of the other family"
+    monkeypatch.setattr(Part, "rate", lambda part, family: 1.0)
+    monkeypatch.setattr(Part, "init", property(lambda part: 1 / part.summed**0.5))
+    assert steepest(kind, lr) > STEEPEST, "the standard parametrization"

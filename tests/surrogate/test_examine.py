@@ -1,0 +1,117 @@
+"""What a study's surrogates are like before anything is spent; and each refusal, in one message."""
+
+import pytest
+import torch
+from torch import nn
+
+import penstock as ps
+from penstock.space import Space
+from penstock.surrogate.examine import examine, refuse_wrong
+from penstock.surrogate.parametrize import Part
+from penstock.surrogate.task import narrowed
+from tests.surrogate.models import Narrowable, perceptron
+from tests.surrogate.test_trace import Branching, Written
+
+SPACE = Space.of({"lr": ps.loguniform(1e-3, 1e-1)})
+
+
+def look(task=None, space=SPACE, scale=4, **settings):
+    return examine(task or Narrowable(), space, ps.Surrogate(scale=scale, **settings))
+
+
+def test_a_table_that_is_broken_fails_the_check(monkeypatch):
+    found = look()
+    assert (found.family, found.scale, found.wrong) == ("SGD", 4, [])
+    assert found.bytes[1] < found.bytes[0] / 5
+    refuse_wrong(found)
+    monkeypatch.setattr(Part, "rate", lambda part, family: part.summed)
+    with pytest.raises(ps.StudyError, match=r"fail the coordinate check: the change of \d goes with"):
+        refuse_wrong(look())
+
+
+class Frozen(Narrowable):
+    def model(self, config):
+        model = perceptron()
+        model[0].weight.requires_grad_(False)
+        return model
+
+
+class Pretrained(Narrowable):
+    def model(self, config):
+        model = perceptron()
+        nn.init.normal_(model[2].weight, generator=torch.Generator().manual_seed(5))
+        return model
+
+
+class Sized(Narrowable):
+    def model(self, config):
+        return perceptron(config["width"])
+
+
+class Lazy(Narrowable):
+    def model(self, config):
+        return nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.Linear(64, 10))
+
+
+class Other(Narrowable):
+    def optimizer(self, params, config):
+        return torch.optim.Adadelta(params, lr=config["lr"])
+
+
+class Sharded(Narrowable):
+    shards = 2
+
+
+class Hidden(nn.Module):
+    """A number of the full width that no size is tied to before it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.kept = nn.Linear(32, 64), nn.Linear(64, 10), {"width": torch.ones(64)}
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)) * self.kept["width"][: x.shape[0] * 64])
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (Frozen(), "has frozen parameters, such as 0.weight"),
+        (Pretrained(), "has pretrained parameters, such as 2.weight"),
+        (Sized(), r"width of the space decides the size of 0.weight, \(\d+, 32\) or"),
+        (Lazy(), "lazy modules"),
+        (Other(), "got Adadelta"),
+        (Sharded(), "has shards = 2, got surrogate="),
+        (Narrowable(Branching), r"cannot be analysed \(.*test_trace.py:\d+\)"),
+        (Narrowable(Written), r"No dimension of the model of Narrowable can shrink: .*test_trace.py:\d+"),
+        (Narrowable(lambda: perceptron(16)), "makes 0.weight 4 units wide, .*: the largest scale that works is 2"),
+        (Narrowable(lambda: perceptron(8)), "no scale works"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_each_model_without_surrogates_is_refused_in_one_message(task, said):
+    space = SPACE if not isinstance(task, Sized) else Space.of({"lr": 0.1, "width": ps.choice([64, 128])})
+    with pytest.raises((ps.TaskError, ps.StudyError), match=said):
+        look(task, space)
+
+
+@pytest.mark.parametrize(("given", "said"), [({"scale": 1}, "scale=.*from 2 on, got 1"), ({"scale": "8x"}, "'8x'"),
+                                             ({"required": 1}, "required=")])  # fmt: skip
+def test_settings_are_checked(given, said):
+    with pytest.raises(ps.StudyError, match=said):
+        ps.Surrogate(**given)
+
+
+def test_a_narrow_of_the_users_own_is_parametrized_by_its_sizes():
+    class Own(Narrowable):
+        def narrow(self, config, scale):
+            return perceptron(256 // scale)
+
+    task = Own()
+    roles = {name: part.role for name, part in look(task).parts.items()}
+    assert list(roles.values()) == ["input", "input", "hidden", "input", "output", "fixed"]
+    narrow = narrowed(task, ps.Surrogate(scale=4)).model({"lr": 0.1})
+    own = {name: float(p.detach().std()) for name, p in perceptron().named_parameters()}
+    wanted = {"0.weight": 1, "2.weight": 2, "4.weight": 4}
+    for name, factor in wanted.items():
+        assert float(dict(narrow.named_parameters())[name].detach().std()) == pytest.approx(factor * own[name], rel=0.1)

@@ -1,0 +1,225 @@
+"""Studies with surrogates: narrow twins are searched, and the result is of full width."""
+
+import os
+import warnings
+from itertools import pairwise
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+
+import penstock as ps
+from penstock.log.events import Asked, Opened, Placed, Reported
+from penstock.surrogate.task import narrowed
+from penstock.trial import scale_of
+from tests.programs import run
+from tests.studies import log, studies
+from tests.surrogate.models import Doubles, Narrowable, perceptron
+from tests.surrogate.test_trace import Branching
+from tests.test_crash import KilledAt, durable_writes, in_a_child
+from tests.training.together import Trials
+
+SPACE = {"lr": ps.loguniform(1e-3, 0.3)}
+QUIET = {"progress": False, "sharing": "solo", "deterministic": True}
+
+
+class Small(Doubles):
+    def __init__(self):
+        super().__init__(lambda: perceptron(64))
+
+
+study = studies(
+    Small,
+    SPACE,
+    algorithm=ps.ASHA(max_budget=4, reduction=2, concurrency=3),
+    trials=8,
+    surrogate=ps.Surrogate(scale=4, best=2),
+)
+
+
+def asked(variant):
+    return [event for event in log() if isinstance(event, Asked) and event.variant == variant]
+
+
+def test_the_best_configs_of_narrow_twins_are_trained_at_full_width():
+    result = study().run(**QUIET)
+    assert {event.variant for event in log() if isinstance(event, Asked | Placed)} == {"", "surrogate 4"}
+    assert len(result.surrogate.trials) == 8
+    assert {trial.scale for trial in result.surrogate.trials} == {4}
+    assert {trial.scale for trial in result.trials} == {1}
+    assert result.best.number in {trial.number for trial in result.trials}
+    assert len(result.best.curve) == 4, "the winner's budget is whole"
+    configs = [trial.config for trial in result.surrogate.trials]
+    assert all(trial.config in configs for trial in result.trials)
+    model = result.best.model()
+    assert [tuple(p.shape) for p in model.parameters()] == [tuple(p.shape) for p in perceptron(64).parameters()]
+    assert torch.load(".penstock/s/best.pt").keys() == model.state_dict().keys()
+    plain, curve = Trials(Small()).alone(result.best.number, result.best.config, 12)
+    assert result.best.metrics["loss"] == pytest.approx(min(row["loss"] for row in curve), abs=1e-9)
+    assert plain.rates == {}
+    dataframe = result.dataframe()
+    assert sorted(dataframe["number"]) == [trial.number for trial in result.trials]
+    with pytest.raises(ps.StudyError, match="no saved state"):
+        result.surrogate.trials[0].weights()
+    assert len(result.optuna_study().trials) == 8, "Optuna sees surrogates alone"
+
+
+@pytest.mark.parametrize("how", [{"sharing": "fused"}, {"workers": 2, "sharing": "solo"}])
+def test_a_curve_is_the_same_in_every_mode_and_on_every_worker(how, long_enough):
+    result = study(algorithm=ps.Random(budget=2), trials=5).run(progress=False, **how)
+    modes = {event.variant: event.mode for event in log() if isinstance(event, Placed)}
+    assert modes["surrogate 4"] == how["sharing"]
+    tasks = {1: Small(), 4: narrowed(Small(), ps.Surrogate(scale=4))}
+    for trial in [*result.trials, *result.surrogate.trials]:
+        _, curve = Trials(tasks[trial.scale]).alone(trial.number, trial.config, 3 * len(trial.curve))
+        assert [row["loss"] for row in trial.curve] == pytest.approx([row["loss"] for row in curve], abs=1e-9)
+
+
+def killable(dir):
+    return study(dir=dir)
+
+
+def test_a_study_that_is_killed_is_replayed_with_its_targets(tmp_path):
+    def decisions(dir):
+        events = log(dir=dir)
+        told = [e for e in events if isinstance(e, Asked | Reported)]
+        return [(e.trial, e.variant, e.budget) if isinstance(e, Asked) else (e.trial, e.unit, e.metrics) for e in told]
+
+    writes, _ = durable_writes(killable, tmp_path / "whole")
+    whole = decisions(tmp_path / "whole")
+    for n, moment in ((writes // 3, "middle"), (2 * writes // 3, "after"), (writes - 4, "before")):
+        dir = tmp_path / str(n)
+
+        def killed(n=n, moment=moment, dir=dir):
+            KilledAt(n, moment)
+            killable(dir).run(**QUIET)
+
+        assert os.WIFSIGNALED(in_a_child(killed))
+        killable(dir).run(**QUIET)
+        assert decisions(dir) == whole
+
+
+def test_a_study_goes_on_with_more_trials_and_refuses_other_surrogates():
+    study().run(**QUIET)
+    with pytest.raises(ps.StudyError, match=r"exists with surrogate=Surrogate\(scale=4.*got surrogate=None"):
+        study(surrogate=None).run(**QUIET)
+    with pytest.raises(ps.StudyError, match="got surrogate=Surrogate\\(scale=2"):
+        study(surrogate=ps.Surrogate(scale=2)).run(**QUIET)
+    result = study(trials=11).run(**QUIET)
+    assert len(result.surrogate.trials) == 11
+    assert result.best.state == "finished"
+
+
+def test_samplers_learn_from_surrogates_alone_and_a_target_value_counts_targets_alone():
+    sampler = optuna.samplers.TPESampler(n_startup_trials=2)
+    result = study(sampler=sampler, algorithm=ps.Random(budget=2, concurrency=1)).run(**QUIET)
+    assert len(result.surrogate.trials) == 8
+    reached = max(trial.metrics["loss"] for trial in result.trials)
+    again = study(name="t", target=reached + 1e-9, algorithm=ps.Random(budget=2)).run(**QUIET)
+    assert again.ended == "target"
+    assert again.best.scale == 1
+
+
+def test_on_a_cluster_targets_begin_on_devices_that_surrogates_leave_idle():
+    def makespan(name, eager):
+        surrogate = ps.Surrogate(scale=4, best=2, eager=eager)
+        made = study(name=name, algorithm=ps.Random(budget=9), trials=11, surrogate=surrogate)
+        result = made.run(on=ps.Simulated(devices=8, unit_seconds=10), progress=False, sharing="solo")
+        events = log(name)
+        last = max(e.clock for e in events if isinstance(e, Reported) and scale_of(_variant(events, e.trial)) == 4)
+        begun = min(e.clock for e in events if isinstance(e, Placed) and not e.variant)
+        return result.seconds, begun < last
+
+    eager, overlaps = makespan("eager", 0.5)
+    late, never = makespan("late", 1.0)
+    assert overlaps
+    assert not never
+    assert eager < late
+
+
+def _variant(events, trial):
+    return next(e.variant for e in events if isinstance(e, Asked) and e.trial == trial)
+
+
+def test_a_model_that_cannot_be_analysed_is_tuned_directly_and_it_is_said():
+    class Odd(Narrowable):
+        def __init__(self):
+            super().__init__(Branching)
+
+    with pytest.warns(UserWarning, match="cannot be analysed .* goes on without surrogates"):
+        result = study(Odd()).run(**QUIET)
+    assert len(result.trials) == 8
+    assert "cannot be analysed" in result.surrogate.without
+    assert "cannot be analysed" in run("penstock show s").stdout
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        study(Odd(), trials=9).run(**QUIET)
+    with pytest.raises(ps.TaskError, match="cannot be analysed"):
+        study(Odd(), name="r", surrogate=ps.Surrogate(scale=4, required=True)).run(**QUIET)
+    assert not Path(".penstock/r").exists()
+
+
+def train(trial):
+    trial.report(1, loss=trial.config["lr"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"surrogate": 8}, r"surrogate must be None or settings such as ps.Surrogate\(scale=8\), got 8"),
+        ({"task": train}, "train has no model of its own"),
+        ({"task": ps.TabulatedTask(lambda config: None)}, "has no model of its own"),
+        ({"algorithm": ps.PBT(population=4, max_budget=4, interval=1), "trials": None}, "PBT changes configs"),
+    ],
+)
+def test_studies_that_have_no_surrogates_are_refused(changes, said):
+    with pytest.raises(ps.StudyError, match=said):
+        study().replace(**changes)
+
+
+def test_plans_and_surrogates_exclude_each_other():
+    with pytest.raises(ps.StudyError, match="cannot be planned"):
+        study().plan(deadline="1h")
+
+
+def test_a_rank_check_is_of_ordinary_logged_trials():
+    class Wide(Narrowable):
+        def __init__(self):
+            super().__init__(lambda: perceptron(128, layers=3))
+
+    made = study(Wide(), trials=40, algorithm=ps.Random(budget=1), surrogate=ps.Surrogate(scale=8))
+    result = made.run(progress=False, sharing="fused")
+    (opened,) = [event.settings["surrogate"] for event in log() if isinstance(event, Opened)]
+    pairs = opened["pairs"]
+    assert 8 <= pairs <= 16
+    wider = [trial for trial in result.surrogate.trials if trial.scale == 4]
+    assert len(wider) >= pairs
+    assert result.surrogate.rank.startswith(f"the order of {pairs} at twice the width: Spearman 0.")
+    assert result.surrogate.rank in run("penstock show s").stdout
+
+
+FILE = """
+import penstock as ps
+from tests.surrogate.test_study import Small, SPACE
+
+study = ps.Study(Small(), SPACE, metric="loss", mode="min", algorithm=ps.Random(budget=2), trials=4, name="s")
+"""
+
+
+def test_the_command_line_runs_resumes_and_shows_surrogates():
+    Path("tune.py").write_text(FILE)
+    shown = run("penstock run tune.py --surrogate 4")
+    assert "4/4 surrogates" in shown.stderr
+    assert "1/4" in shown.stdout
+    assert "full" in shown.stdout
+    assert "4 of 4, 4 times narrower" in run("penstock show s").stdout
+    run("penstock resume s --trials 6")
+    rows = Path(run("penstock export s --to csv").stdout.split()[1]).read_text().splitlines()
+    head = rows[0].split(",")
+    table = [dict(zip(head, row.split(","), strict=True)) for row in rows[1:]]
+    assert sum(row["scale"] == "4" for row in table) == 6
+    assert all((row["rank"] != "") == (row["scale"] == "") for row in table)
+    assert "times narrower" in run("penstock show s").stdout
+    numbers = [int(row["number"]) for row in table]
+    assert all(one + 1 == other for one, other in pairwise(numbers))

@@ -1,0 +1,121 @@
+"""Which dimensions grow with width, and what a narrower twin is made of."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from penstock.surrogate.parametrize import parts
+from penstock.surrogate.settings import Surrogate
+from penstock.surrogate.shrink import shrink
+from penstock.surrogate.task import narrowed, rates_of
+from penstock.surrogate.trace import Unanalysable, trace
+from tests.surrogate.models import Images, Narrowable, Sequences, Tokens, draws
+
+CLASSES = torch.arange(6) % 33
+
+
+def loss(model, x):
+    given = model(x)
+    return F.cross_entropy(given, CLASSES.repeat(len(given))[: len(given)])
+
+
+def twin(model, x, scale=2):
+    """The roles of a model's parameters, and its narrower twin, which has been run."""
+    found = trace(model, loss, x)
+    roles = {name: part.role for name, part in parts(model, found, scale).items()}
+    full = copy.deepcopy(model)
+    narrow = shrink(model, found, scale)
+    assert type(narrow) is type(full)
+    assert narrow(x).shape == full(x).shape
+    loss(narrow, x).backward()
+    return roles, {name: tuple(p.shape) for name, p in narrow.named_parameters()}, narrow
+
+
+def test_a_transformer_is_narrowed_along_its_width_alone():
+    roles, shapes, narrow = twin(Tokens(), torch.arange(24).view(2, 12))
+    assert {name for name, role in roles.items() if role == "output"} == {"head.weight"}
+    matrices = ("qkv.weight", "out.weight", "in_proj_weight", "out_proj.weight", "linear1.weight", "linear2.weight")
+    assert {name for name, role in roles.items() if role == "hidden"} == {
+        name for name in roles if name.endswith(matrices)
+    }
+    assert shapes["table.weight"] == (33, 32)
+    assert shapes["positions"] == (12, 32)
+    assert shapes["attention.qkv.weight"] == (96, 32)
+    assert shapes["head.weight"] == (33, 32)
+    attention = narrow.attention
+    assert (attention.heads, attention.head_size, attention.split_size) == (4, 8, 32)
+    assert (attention.qkv.in_features, attention.norm.normalized_shape) == (32, (32,))
+    assert (narrow.layer.self_attn.embed_dim, narrow.layer.self_attn.head_dim) == (32, 8)
+
+
+def test_a_table_that_is_the_output_too_is_tied():
+    roles, _, narrow = twin(Tokens(tied=True), torch.arange(24).view(2, 12))
+    assert roles["table.weight"] == "tied"
+    assert narrow.head.weight is narrow.table.weight
+
+
+def test_convolutions_norms_concatenations_and_reshapes():
+    roles, shapes, narrow = twin(Images(), draws(3, 2, 8, 8))
+    assert shapes["first.weight"] == (16, 2, 3, 3)
+    assert shapes["depthwise.weight"] == (16, 1, 3, 3)
+    assert shapes["grouped.weight"] == (32, 9, 1, 1)  # of 16 channels and the input's 2, in two groups
+    assert shapes["up.weight"] == (32, 8, 2, 2)
+    assert shapes["last.weight"] == (33, 128)
+    kinds = ("first", "norm", "depthwise", "grouped", "up", "last")
+    assert [roles[f"{name}.weight"] for name in kinds] == ["input", "input", "input", "hidden", "hidden", "output"]
+    assert roles["last.bias"] == "fixed"
+    assert narrow.norm.running_mean.shape == (16,)
+    assert (narrow.depthwise.groups, narrow.grouped.groups, narrow.grouped.in_channels) == (16, 2, 18)
+
+
+def test_a_recurrent_layer_keeps_its_gates():
+    model = Sequences()
+    with torch.no_grad():
+        model.memory.bias_ih_l0.view(4, 64)[1] = 7.0  # the forget gate's
+    roles, shapes, narrow = twin(model, draws(3, 5, 2))
+    assert shapes["memory.weight_hh_l1"] == (128, 32)
+    assert (roles["memory.weight_ih_l0"], roles["memory.weight_hh_l0"]) == ("input", "hidden")
+    assert (narrow.memory.hidden_size, narrow.memory.input_size) == (32, 2)
+    assert torch.equal(narrow.memory.bias_ih_l0 == 7.0, torch.arange(128) // 32 == 1)
+
+
+class Written(nn.Module):
+    """A forward with a number of the full width in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 64), nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.last(self.first(x).view(-1, 64))
+
+
+class Branching(Written):
+    def forward(self, x):
+        return self.last(self.first(x if x.sum() > 0 else -x))
+
+
+def test_a_number_in_a_forward_ties_the_sizes_to_it_and_its_line_is_told():
+    found = trace(Written(), loss, draws(3, 32))
+    assert not found.growing
+    assert found.tied.split("/")[-1].startswith("test_trace.py:")
+
+
+def test_a_model_whose_branch_depends_on_values_cannot_be_analysed():
+    with pytest.raises(Unanalysable, match=r"cannot be analysed \(.*test_trace.py:\d+\)"):
+        trace(Branching(), loss, draws(3, 32))
+
+
+def test_a_surrogates_factors_go_with_copies_and_pickles_of_its_task():
+    task = pickle.loads(pickle.dumps(narrowed(Narrowable(), Surrogate(scale=4))))
+    model = task.model({"lr": 0.1})
+    again = pickle.loads(pickle.dumps(task))
+    assert again._traced.keys() == task._traced.keys() != set()
+    other = again.model({"lr": 0.1})
+    rates = [rates_of(one, made, torch.optim.Adam(made.parameters())) for one, made in ((task, model), (again, other))]
+    assert rates[0] == rates[1] == {"2.weight": 4.0, "4.weight": 4.0}
+    assert rates_of(Narrowable(), model, torch.optim.Adam(model.parameters())) == {}
