@@ -313,10 +313,10 @@ class History:
     def _rank(self, record: TrialRecord) -> None:
         if record.variant:  # a surrogate is no result
             return
-        targets = (one for one in self.trials if not one.variant)
-        self._ranking.show(record, targets)
+        self._ranking.show(record, (one for one in self.trials if not one.variant))
         if record.status in ("finished", "stopped"):
-            self._settled.show(record, (one for one in targets if one.status in ("finished", "stopped")))
+            ended = (one for one in self.trials if one.status in ("finished", "stopped") and not one.variant)
+            self._settled.show(record, ended)
 
     def _mark(self, record: TrialRecord, status: Status) -> None:
         self.counts[record.status] -= 1
