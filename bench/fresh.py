@@ -162,6 +162,7 @@ def main() -> None:
         for _ in range(given.pairs):
             for side, of in runs.items():
                 of.append(timed(side))
+                print(f"{side}: {of[-1]['seconds']:.1f} s, {of[-1]['cpu']:.1f} s of CPU", file=sys.stderr, flush=True)
     for side, of in runs.items():
         row = {what: median(of, what) for what in of[0]}
         for what in ("seconds", "cpu"):

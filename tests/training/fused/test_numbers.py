@@ -82,6 +82,13 @@ class Integers(Smooth):
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Powers(config["n"], config["k"])).double()
 
 
+class Relabelled(Smooth):
+    """An integer meets a tensor of integers, which are targets."""
+
+    def loss(self, model, batch, config):
+        return F.cross_entropy(model(batch[0]), (batch[1] * config["n"] + 1) % 2)
+
+
 class Tiled(Scale):
     """An integer for which nothing but Python's own can stand, beside floats that each trial has for itself."""
 
@@ -275,6 +282,7 @@ def test_where_a_function_takes_nothing_but_a_plain_number_the_line_is_told():
         Likely,
         Attributes,
         Integers,
+        Relabelled,
         Tiles,
         Clamped,
         Focal,

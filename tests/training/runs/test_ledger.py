@@ -1,9 +1,10 @@
 """The memory of a pack, against brute force, and a newcomer that has no room."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bundle import Measured, TrialFinished, TrialStopped
+from penstock.bundle import Bundle, Measured, TrialFinished, TrialStopped
 from penstock.training.runs.ledger import Ledger
 from tests.training.runs.test_packed import ALIKE, Packed, Unlike
 
@@ -65,3 +66,18 @@ def test_others_rest_while_a_newcomer_takes_its_first_steps(tmp_path, monkeypatc
         assert first.steps == before or second.steps >= 3
     pack.go_on()
     pack.assert_as_alone(0, 1)
+
+
+@pytest.mark.parametrize(("free", "rests"), [(100, 1), (32, 2)])
+def test_nobody_rests_for_a_newcomer_that_is_like_another_if_as_much_fits_once_more(tmp_path, monkeypatch, free, rests):
+    watched, pack = [], Packed(Unlike(), tmp_path)
+    accelerated(pack, monkeypatch, peaks=(15, 15), free=free)
+    monkeypatch.setattr(pack.worker.account, "watch_peak", lambda: watched.append(0) or 0)
+    for trial in range(2):
+        placed = pack.placement(trial, 3, **ALIKE)
+        pack.parts[f"trial {trial}"] = Bundle(f"trial {trial}", ("cpu",), (placed,), signature="alike")
+    pack.declare()
+    pack.go_on()
+    assert len(watched) == rests
+    assert [type(pack.left(trial)) for trial in range(2)] == [TrialFinished, [TrialStopped, TrialFinished][free == 100]]
+    pack.assert_as_alone(0)

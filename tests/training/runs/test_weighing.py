@@ -115,6 +115,24 @@ def test_what_was_timed_holds_on_when_a_part_leaves_and_of_a_newcomer_only_its_o
     assert weighing.sigmas == {2: pytest.approx(2), 3: pytest.approx(3)}
 
 
+def test_who_rests_may_leave_and_nobody_is_left_undisturbed(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    first, second, third = runs = [Clocked(0.001, name) for name in ("a", "b", "b")]
+    weighing = Weighing(runs)
+    for run in runs:
+        run.step()
+    weighing.look()
+    for run in (first, second):
+        for _ in range(STEPS):
+            run.step()
+        weighing.look()
+    assert [run.undisturbed for run in runs] == [True, True, False], "the third is as the second alone"
+    weighing.leave(third)
+    assert first.undisturbed, "two are timed together"
+    weighing.leave(second)
+    assert not any(run.undisturbed for run in runs)
+
+
 def test_a_window_in_which_something_came_between_two_steps_is_begun_anew(monkeypatch):
     runs, left = [Clocked(0.001), Clocked(0.001)], [2]
 

@@ -79,9 +79,13 @@ class Number:
         return Stacked(torch.tensor(self.rows, dtype=torch.float64), 0)
 
     def give(self, value: torch.Tensor, rows: Sequence[Plain]) -> None:
-        """Let it be the numbers of some rows, which lie in a tensor on their device."""
+        """Let it be the numbers of ``rows``, or of a part of them, which lie in a tensor on their device."""
         self._value = Stacked(value, 0)
-        self.rows = list(rows) if len(rows) == len(value) else value.tolist()
+        if len(rows) == len(value):
+            self.rows = list(rows)
+        else:  # read back from the tensor, where Python's integers are floats
+            whole = all(type(row) is int for row in rows)
+            self.rows = [int(row) if whole else row for row in value.tolist()]
 
     @property
     def value(self) -> torch.Tensor:

@@ -8,7 +8,7 @@ streams of their own, and ``gang.py`` one trial on several workers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.bundle import Bundle, Gathering, Placement, TrialFailed, WorkerEvent
@@ -45,6 +45,12 @@ class Run(ABC):
     @abstractmethod
     def over(self) -> bool:
         """Whether no trial is left."""
+
+    @property
+    def kind(self) -> Hashable:
+        """What runs have in common that take as long alone, and as much memory; None where nothing tells."""
+        there = self.bundle
+        return (type(self), there.signature, len(there.placements)) if there.signature else None
 
     @property
     def launches(self) -> bool:

@@ -181,13 +181,18 @@ class PackedRun(Run):
     # Memory
 
     def _newcomer(self) -> _Part | None:
-        """The part that takes its first steps while the others rest, so that its memory is known by itself."""
-        if self._new is None and self.worker.on_gpu:
-            name = next((name for name in self._parts if name not in self._ledger.peaks), None)
-            if name is not None:
-                for part in self._parts.values():
-                    part.run.wait()
-                self._new = name, self.worker.account.watch_peak()
+        """The part that takes its first steps while the others rest, so that its memory is known by itself.
+
+        A part that is like one before it takes as much.
+        """
+        unknown = [name for name in self._parts if name not in self._ledger.peaks] if self.worker.on_gpu else []
+        for name in unknown if self._new is None else ():
+            if self._ledger.enter_alike(name, self._parts[name].run.kind, self.worker.free_bytes()):
+                continue
+            for part in self._parts.values():
+                part.run.wait()
+            self._new = name, self.worker.account.watch_peak()
+            break
         return None if self._new is None else self._parts[self._new[0]]
 
     def _enter_ledger(self) -> Measured | None:
@@ -201,7 +206,7 @@ class PackedRun(Run):
         if part.run.steps - part.begun < FIRST:
             return None
         self._new = None
-        self._ledger.enter(name, self.worker.account.peak_since(before))
+        self._ledger.enter(name, self.worker.account.peak_since(before), part.run.kind)
         if len(self._parts) == 1 or self._ledger.fits(self.worker.free_bytes()):
             return None
         part.run.declare(replace(part.run.bundle, placements=()))

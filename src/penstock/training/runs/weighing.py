@@ -28,7 +28,7 @@ class Weighing:
         self.runs = list(runs)
         self.sigmas: dict[int, float] = {}
         self._alone: dict[Run, float] = {}  # seconds of a step
-        self._alike: dict[Hashable, float] = {}  # the same, of runs of so many trials of a signature
+        self._alike: dict[Hashable, float] = {}  # the same, by the kind of run
         self._began: float | None = None  # of the window; None while its runs settle
         self._first = time.perf_counter()  # when the runs began to settle
         self._window: list[tuple[Run, int]] = []  # its runs, with the steps that each had taken before
@@ -104,7 +104,7 @@ class Weighing:
     def _begin(self) -> None:
         for run in self.runs:
             run.drain()
-            if run not in self._alone and (known := self._alike.get(_kind(run))) is not None:
+            if run not in self._alone and (known := self._alike.get(run.kind)) is not None:
                 self._alone[run] = known
         if self.done:
             return
@@ -120,14 +120,9 @@ class Weighing:
         if len(each) == 1:
             ((run, step),) = each.items()
             self._alone[run] = step
-            if (kind := _kind(run)) is not None:
-                self._alike[kind] = step
+            if run.kind is not None:
+                self._alike[run.kind] = step
         else:
             self.sigmas[len(each)] = throughput([self._alone[run] for run in each], list(each.values()))
         self.rest()
         self._tries = 0
-
-
-def _kind(run: Run) -> Hashable:
-    """What runs have in common that take as long alone; None where nothing tells."""
-    return (type(run), run.bundle.signature, len(run.bundle.placements)) if run.bundle.signature else None
