@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ class DataCache:
             seed_everything(key(self.seed, "features"))
             features = Features.of(self.task, recorded, self.device)
         recorded.read.update(read)
-        data = self._known(pair, features) or replace(self._sources(pair, recorded.read, features), left=left)
+        data = self._known(pair, features) or self._sources(pair, recorded.read, features, left)
         if features is not None:
             self._pairs.append((read, pair))
             self._featured.append((pair, features, data))
@@ -73,7 +73,7 @@ class DataCache:
         """The data of a trial whose features are equal, by their values."""
         return next((data for other, one, data in self._featured if other is pair and one == features), None)
 
-    def _sources(self, pair: Any, read: Config, features: Features | None) -> Data:
+    def _sources(self, pair: Any, read: Config, features: Features | None, left: Values) -> Data:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TaskError(
                 f"{task_name(self.task)}.data must return (training, validation) data, got {_kind(pair)}: "
@@ -82,7 +82,7 @@ class DataCache:
         train, valid = (
             self._source(one, role, features) for one, role in zip(pair, ("training", "validation"), strict=True)
         )
-        data = Data(train, valid, read)
+        data = Data(train, valid, read, left)
         if (trials := self._trials) is not None:
             if isinstance(data.train, DatasetSource):
                 data.train.share(lambda: [(t.epoch, t.place, t.batch_size) for t in trials() if t.data is data])
