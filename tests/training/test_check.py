@@ -146,3 +146,23 @@ def test_a_task_that_checkpoints_in_the_old_style_trains():
             return self.last(torch.utils.checkpoint.checkpoint(self.body, self.first(x), use_reentrant=True))
 
     assert len(run(broken(model=lambda self, config: Checkpointed())).best.curve) == 1
+
+
+def test_what_else_modules_save_is_in_a_trials_states():
+    class Counting(nn.Linear):
+        def __init__(self):
+            super().__init__(6, 2)
+            self.count = 0
+
+        def forward(self, x):
+            self.count += self.training
+            return super().forward(x)
+
+        def get_extra_state(self):
+            return {"count": self.count}
+
+        def set_extra_state(self, state):
+            self.count = state["count"]
+
+    result = run(broken(model=lambda self, config: Counting()))
+    assert result.best.model().count > 0

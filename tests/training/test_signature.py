@@ -588,7 +588,7 @@ def test_a_module_that_keeps_a_sparse_tensor_can_be_studied():
         assert study.run(progress=False, sharing="solo").best.model() is not None
 
 
-def test_backward_hooks_of_modules_and_complex_parameters_are_refused_by_name():
+def test_backward_hooks_extra_state_and_complex_parameters_are_refused_by_name():
     def hooked(config):
         model = net(nn.ReLU())
         model[1].register_full_backward_hook(lambda module, given, came: None)
@@ -597,6 +597,18 @@ def test_backward_hooks_of_modules_and_complex_parameters_are_refused_by_name():
     assert signature(Built(hooked)).reason == (
         "the module 1 has a backward hook, which would see the gradients of all trials at once: use a hook of a "
         "parameter, or a torch.autograd.Function in the forward"
+    )
+
+    class Counting(nn.Linear):
+        def get_extra_state(self):
+            return {"count": 1}
+
+        def set_extra_state(self, state):
+            pass
+
+    assert signature(Built(lambda config: Counting(6, 2))).reason == (
+        "the module Counting saves what get_extra_state gives, which the steps of all trials would share: register a "
+        "buffer"
     )
 
     class Phases(nn.Module):

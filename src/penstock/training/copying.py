@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,6 +31,15 @@ def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
         if "_orig_mod" in module._modules:  # what torch.compile has made
             vars(module)["forward"] = module._modules["_orig_mod"]
     return made
+
+
+def on_host(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of weights on the CPU, and of what else modules save by ``get_extra_state``."""
+
+    def copy_of(value: Any) -> Any:
+        return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+    return {name: copy_of(value) for name, value in weights.items()}
 
 
 def uncopied(model: nn.Module) -> str:

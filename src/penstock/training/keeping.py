@@ -28,7 +28,7 @@ from penstock.training.fused.stacked import Unfusable
 Holder = Any  # a task, a class or a module of Python
 Place = tuple[str, tuple[Any, ...]]  # the key of a holder, the name there, and the way to a value inside
 Values = dict[Place, Any]
-_MAKING = {"__init__", "model", "data", "optimizer"}  # methods that run when a trial is made, and not in its steps
+_MAKING = {"__init__", "model", "data", "features", "optimizer", "scheduler"}  # methods that make a trial, and no step
 _classes: WeakKeyDictionary[type, dict[type, None]] = WeakKeyDictionary()  # of modules in models, by class of the task
 _used: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()  # names in a class's methods
 _replaced: WeakKeyDictionary[type, dict[Place, None]] = WeakKeyDictionary()  # by making trials, by class of the task

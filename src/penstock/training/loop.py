@@ -24,6 +24,7 @@ from penstock.seeds import key
 from penstock.surrogate.task import rates_of
 from penstock.task import Task, task_name
 from penstock.training.checkpoint import State
+from penstock.training.copying import on_host
 from penstock.training.data import Data, handed_out
 from penstock.training.keeping import kept, look, put
 from penstock.training.lazy import fill
@@ -158,7 +159,7 @@ class Training:
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """A copy of the model's weights, on the CPU."""
-        return {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
+        return on_host(self.model.state_dict())
 
     def batches(self) -> Iterator[Any]:
         """The rest of the epoch's batches."""
@@ -384,7 +385,7 @@ class Training:
         best = state["best"]
         self.best_score, self.best_unit, self.best_step = best["score"], best["unit"], best["step"]
         self.best_model = state["model"] if best["model"] is None else best["model"]
-        self.best_model = {k: v.to("cpu", copy=True) for k, v in self.best_model.items()}
+        self.best_model = on_host(self.best_model)
 
 
 def batch_size(task: Task, config: Config, length: int) -> int:

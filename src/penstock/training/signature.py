@@ -85,6 +85,11 @@ def attributes(model: nn.Module) -> list[str]:
     named = Comparing(names | {id(module): f"module {path}" for path, module in model.named_modules()})
     for path, module in model.named_modules():
         kind = type(module)
+        if kind.get_extra_state is not nn.Module.get_extra_state:
+            raise Unfusable(
+                f"the module {path or kind.__name__} saves what get_extra_state gives, which the steps of all trials "
+                "would share: register a buffer"
+            )
         if module._backward_hooks or module._backward_pre_hooks:
             raise Unfusable(
                 f"the module {path or kind.__name__} has a backward hook, which would see the gradients of all trials "
