@@ -325,13 +325,12 @@ def lost(random: np.random.Generator, seconds: Array, units: Array, rate: float,
 
 def shared(alone: Array, signs: NDArray[np.intp], curves: Sequence[Curve], layout: Layout) -> Array:
     """The seconds of bundles of trials that share a device: a bundle trains in step, at its trials' mean pace."""
-    trials = alone.shape[1]
-    waves = -(-trials // (layout.share * layout.slots))
-    bounds = np.linspace(0, trials, min(trials, waves * layout.slots) + 1).round().astype(int)
-    sizes = np.diff(bounds)
+    sizes = np.array(layout.sizes(alone.shape[1]))
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
     factors = np.array([[curve.at(1 / count) for count in range(1, sizes.max() + 1)] for curve in curves])
     seconds = alone * factors[signs, np.repeat(sizes - 1, sizes)[None, :]]
-    return np.add.reduceat(seconds, bounds[:-1], axis=1) / sizes
+    means: Array = np.add.reduceat(seconds, bounds[:-1], axis=1) / sizes
+    return means
 
 
 def queue(seconds: Array, slots: int, begin: Array | None = None) -> tuple[Array, Array]:
