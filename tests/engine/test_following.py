@@ -127,6 +127,22 @@ def test_nodes_are_asked_for_by_when_the_last_trial_will_have_ended_and_not_a_me
     assert asked == pytest.approx(30 + SECONDS + late - 30.0, abs=1.0)
 
 
+def test_trials_that_share_devices_are_dealt_among_them_as_planned():
+    curve = ps.Curve(sharing=(1, 1.3, 1.7), scaling=(1, 0.55))
+    task = ps.TabulatedTask(lambda c: ps.Tabulated({"loss": [c["x"] / u for u in range(1, 4)]}, SECONDS, curve=curve))
+    one = study(task, algorithm=ps.SuccessiveHalving(max_budget=3), trials=27)
+    times = {"a": (Times(Draws(SECONDS), curve),)}
+    made = plan(Job(works(one.algorithm.stages(27)), times, purpose=purpose(one)), cloud(most=1))
+    assert [(stage.devices, stage.at_once) for stage in made.stages] == [
+        (pytest.approx(1 / 3), 12),
+        (pytest.approx(1 / 3), 9),
+    ]
+    one.run(ps.Simulated.of(made), plan=made, progress=False)
+    # Twelve trials, twelve, and then three alone; nine for two units, three on each of three devices.
+    assert history().clock == pytest.approx(30 + 102 + 102 + 60 + 2 * 102) == pytest.approx(made.seconds)
+    assert history().cost == pytest.approx(made.cost)
+
+
 def test_where_functions_are_billed_trials_are_paid_for_and_not_nodes():
     made = planned(study(), cloud(billing="function"), deadline=330)
     result = study().run(ps.Simulated.of(made), plan=made, progress=False)

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.planning.draws import Draws
-from penstock.planning.execution import Choice, Execution, lost, queue
+from penstock.planning.execution import Choice, Execution
 from penstock.planning.layout import Layout, lay, needed
+from penstock.planning.queueing import lost, queue
 from penstock.planning.spec import Times
 from penstock.speed.curve import Curve
 from tests.planning.jobs import cloud, instance, job

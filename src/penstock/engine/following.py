@@ -78,7 +78,7 @@ class Following:
     def berth(self, trial: int) -> Berth:
         """What the plan gives a trial, and on which nodes."""
         bracket, stage = self._stage(trial)
-        return Berth(stage.devices, self._ours(bracket, kind(stage)))
+        return Berth(stage.devices, self._ours(bracket, kind(stage)), max(1, round(stage.at_once * stage.devices)))
 
     def entered(self, trial: int) -> None:
         """A trial was placed."""

@@ -7,8 +7,9 @@ samples of its whole execution.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -145,7 +146,7 @@ class Choosing:
     def _better(
         self, judged: Judged, value: Callable[[Judged], float], holds: Callable[[Judged], bool] = lambda plan: True
     ) -> Judged:
-        """What single changes of a plan lead to, while each makes it better and it holds.
+        """What small changes of a plan lead to, while each makes it better and it holds.
 
         The weights of a plan are those of its samples but for nodes that are late, and short-lived ones.
         """
@@ -157,18 +158,16 @@ class Choosing:
             judged = best
 
     def _changed(self, judged: Judged, value: Callable[[Judged], float]) -> list[Candidate]:
-        """The plans with other nodes in one stage that are better by few samples."""
+        """The plans next to one that are better by few samples."""
         by_cost = value is _cost
         now = _means(self._weighing, judged.candidate.paths, self.ahead)[by_cost]
         found = list[tuple[float, Candidate]]()
         for bracket, path in enumerate(judged.candidate.paths):
-            for stage, choice in enumerate(path):
-                for other in _beside(self._weighing[bracket].cloud, choice):
-                    new = (*path[:stage], other, *path[stage + 1 :])
-                    paths = (*judged.candidate.paths[:bracket], new, *judged.candidate.paths[bracket + 1 :])
-                    means = _means(self._weighing, paths, self.ahead)
-                    if means[by_cost] < now * (1 - LEAST):
-                        found.append((means[by_cost], Candidate(*means, paths)))
+            for new in _beside(self._weighing[bracket].cloud, path):
+                paths = (*judged.candidate.paths[:bracket], new, *judged.candidate.paths[bracket + 1 :])
+                means = _means(self._weighing, paths, self.ahead)
+                if means[by_cost] < now * (1 - LEAST):
+                    found.append((means[by_cost], Candidate(*means, paths)))
         return [one for _, one in sorted(found, key=lambda one: one[0])[:NEAR]]
 
     def _first(
@@ -251,18 +250,19 @@ def _cheaper(plans: Iterable[Judged | None]) -> Judged | None:
     return min(filter(None, plans), key=_cost, default=None)
 
 
-def _beside(cloud: Cloud, choice: Choice) -> list[Choice]:
-    """Choices next to one: of its offer with some nodes fewer or more, and of other offers with as many."""
-    counts = {
-        choice.nodes - 2,
-        choice.nodes - 1,
-        choice.nodes + 1,
-        choice.nodes + 2,
-        choice.nodes // 2,
-        2 * choice.nodes,
-    }
-    others = [Choice(offer, choice.nodes) for offer in range(len(cloud.offers)) if offer != choice.offer]
-    return [Choice(choice.offer, nodes) for nodes in sorted(counts) if 1 <= nodes <= cloud.most] + others
+def _beside(cloud: Cloud, path: Path) -> Iterator[Path]:
+    """The plans next to one: with other nodes in a stage, or in two that follow one another, or of another offer."""
+    for stage, choice in enumerate(path):
+        for nodes in {choice.nodes - 1, choice.nodes + 1, choice.nodes // 2, 2 * choice.nodes} - {choice.nodes}:
+            if 1 <= nodes <= cloud.most:
+                yield (*path[:stage], Choice(choice.offer, nodes), *path[stage + 1 :])
+        for offer in set(range(len(cloud.offers))) - {choice.offer}:
+            yield (*path[:stage], Choice(offer, choice.nodes), *path[stage + 1 :])
+    for stage, (one, other) in enumerate(pairwise(path)):
+        for more, fewer in product((1, -1), repeat=2):
+            both = Choice(one.offer, one.nodes + more), Choice(other.offer, other.nodes + fewer)
+            if all(1 <= choice.nodes <= cloud.most for choice in both):
+                yield (*path[:stage], *both, *path[stage + 2 :])
 
 
 def _time(plan: Judged) -> float:

@@ -7,7 +7,6 @@ with a row for each sample.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,12 +17,10 @@ from numpy.typing import NDArray
 from penstock.planning.cloud import Cloud, Offer
 from penstock.planning.draws import Array
 from penstock.planning.layout import Layout, lay
+from penstock.planning.queueing import lost, queue, shared
 from penstock.planning.spec import Job, Work
-from penstock.speed.curve import Curve
 
 HOUR = 3600.0
-WAVES = 12  # of trials, beyond which they are placed one by one
-ROWS = 24  # of samples, beyond which numpy finds the device that is free first more quickly than a heap
 
 
 @dataclass(frozen=True)
@@ -134,6 +131,7 @@ class Execution:
         self._trained: dict[tuple[int, int, Layout], Trained] = {}
         self._coming: dict[int, Coming] = {}
         self._factors: dict[int, Array] = {}
+        self._first: dict[Choice, tuple[Trained, Coming | None]] = {}
 
     def trained(self, stage: int, choice: Choice, late: Coming | None = None) -> Trained:
         """The samples of a stage on a choice of nodes, which are ready at the barrier or as ``late`` as that says."""
@@ -168,10 +166,13 @@ class Execution:
         """The second of the stage before, counted from its barrier, at which new nodes are asked for."""
         return max(0.0, float(before.seconds.mean()) - self.lead(stage, new)) if ahead else np.inf
 
-    def first(self, choice: Choice) -> Coming | None:
-        """The nodes that the first stage has to wait for; None where it has none."""
-        kept = keeps(self.held, choice)
-        return self.coming(0).after(np.zeros(self.samples), choice.nodes - kept, kept)
+    def first(self, choice: Choice) -> tuple[Trained, Coming | None]:
+        """The samples of the first stage, and the nodes that it has to wait for."""
+        if choice not in self._first:
+            kept = keeps(self.held, choice)
+            late = self.coming(0).after(np.zeros(self.samples), choice.nodes - kept, kept)
+            self._first[choice] = self.trained(0, choice, late), late
+        return self._first[choice]
 
     def run(self, path: Path, *, ahead: bool = True, hold: bool = False) -> Outcome:
         """The samples of a whole plan: each node is paid from its coming to its going, for the minimum at least.
@@ -204,9 +205,9 @@ class Execution:
                 least = np.hstack([least, np.full((rows, new), cloud.minimum)])
                 paid = barrier[:, None] - begun[:, kept:]
                 costs[-1] += self.price(choice) * paid.sum(axis=1) + new * cloud.data * cloud.data_price
-                late = coming.after(since - barrier, new, kept)
+                late = coming.after(since - barrier, new, kept) if stage else None
                 leads[-1] = max(0.0, float(before.seconds.mean()) - asked)
-            trained = self.trained(stage, choice, late)
+            trained, late = (self.trained(stage, choice, late), late) if stage else self.first(choice)
             now, before, last = barrier, trained.held() if hold else trained.released(late), choice
             costs[-1] += cloud.head / HOUR * before.seconds + self.function_price(choice) * before.device_seconds
             starts.append(barrier)
@@ -289,7 +290,7 @@ class Execution:
         key = (stage, self._alike(number), layout.width, layout.share, layout.slots if layout.share > 1 else 0)
         if key not in self._seconds:
             curves = [one.curve for one in self.job.on(offer.instance)]
-            alone, signs = self._alone_on(stage, self._first(offer))
+            alone, signs = self._alone_on(stage, self._same(offer))
             if layout.share == 1:
                 seconds = alone * np.array([curve.at(layout.width) for curve in curves])[signs]
             else:
@@ -303,86 +304,9 @@ class Execution:
             self._seconds[key] = seconds
         return self._seconds[key]
 
-    def _first(self, offer: Offer) -> int:
+    def _same(self, offer: Offer) -> int:
         """The first offer of the same instance type: both markets have the same draws of a trial's time."""
         return next(at for at, one in enumerate(self.cloud.offers) if one.instance.name == offer.instance.name)
-
-
-def lost(random: np.random.Generator, seconds: Array, units: Array, rate: float, again: float) -> Array:
-    """The extra seconds of trials whose nodes are lost at a ``rate`` a second: a loss costs the unit under way.
-
-    The mean of a trial of one unit of T seconds is (e^(rate·T) − 1)·(1/rate + again) − T.
-    """
-    unit = seconds / units
-    whole = np.exp(-rate * unit)  # the chance that a unit is not lost
-    losses = random.negative_binomial(units, np.clip(whole, 1e-12, 1.0)).ravel()
-    each = np.repeat(np.arange(losses.size), losses)
-    part = random.random(each.size) * (1 - whole.ravel()[each])
-    wasted = -np.log1p(-part) / rate + again
-    extra: Array = np.bincount(each, wasted, losses.size).astype(float)
-    return extra.reshape(seconds.shape)
-
-
-def shared(alone: Array, signs: NDArray[np.intp], curves: Sequence[Curve], layout: Layout) -> Array:
-    """The seconds of bundles of trials that share a device: a bundle trains in step, at its trials' mean pace."""
-    trials = alone.shape[1]
-    waves = -(-trials // (layout.share * layout.slots))
-    bounds = np.linspace(0, trials, min(trials, waves * layout.slots) + 1).round().astype(int)
-    sizes = np.diff(bounds)
-    factors = np.array([[curve.at(1 / count) for count in range(1, sizes.max() + 1)] for curve in curves])
-    seconds = alone * factors[signs, np.repeat(sizes - 1, sizes)[None, :]]
-    return np.add.reduceat(seconds, bounds[:-1], axis=1) / sizes
-
-
-def queue(seconds: Array, slots: int, begin: Array | None = None) -> tuple[Array, Array]:
-    """When each slot is free for good, and when the last trial begins: each on the slot that is free first, in order.
-
-    ``begin`` is when each slot can have its first trial, rising; at once where nothing is given.
-
-    >>> [one.tolist() for one in queue(np.array([[3.0, 1.0, 1.0, 4.0]]), 2)]
-    [[[3.0, 6.0]], [2.0]]
-    """
-    rows, trials = seconds.shape
-    first = np.zeros((rows, slots)) if begin is None else begin
-    ends, last = first.copy(), np.zeros(rows)
-    few = trials > slots * WAVES
-    unlike = np.full(rows, few)
-    for at in range(0, trials if not few else 0, slots):
-        # A wave of trials goes to the slots in the order in which these are free. That is right unless a trial of the
-        # wave has ended before a later one begins.
-        wave = seconds[:, at : at + slots]
-        order = np.argsort(ends, axis=1, kind="stable")[:, : wave.shape[1]]
-        free = np.take_along_axis(ends, order, axis=1)
-        after, last = free + wave, free[:, -1]
-        unlike |= (np.minimum.accumulate(after, axis=1)[:, :-1] < free[:, 1:]).any(axis=1)
-        np.put_along_axis(ends, order, after, axis=1)
-    if unlike.any():
-        ends[unlike], last[unlike] = _one_by_one(seconds[unlike], first[unlike])
-    if begin is not None:  # a slot that comes too late for any trial is free once the last has begun
-        ends = np.where(ends == begin, np.minimum(ends, last[:, None]), ends)
-    return ends, last
-
-
-def _one_by_one(seconds: Array, begin: Array) -> tuple[Array, Array]:
-    """The same, trial by trial: right always, and quicker where there are many waves of few trials each."""
-    ends, rows = begin.copy(), np.arange(len(seconds))
-    last = np.zeros(len(rows))
-    if len(rows) > ROWS:
-        for length in np.ascontiguousarray(seconds.T):
-            slot = ends.argmin(axis=1)
-            last = ends[rows, slot]
-            ends[rows, slot] = last + length
-        return ends, last
-    exchange = heapq.heapreplace
-    for row in rows:
-        heap = [(end, slot) for slot, end in enumerate(begin[row].tolist())]  # in order, and so a heap
-        for length in seconds[row].tolist():
-            end, slot = heap[0]
-            exchange(heap, (end + length, slot))
-        last[row] = end
-        for end, slot in heap:
-            ends[row, slot] = end
-    return ends, last
 
 
 def keeps(before: Choice | None, after: Choice | None) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from penstock.planning.draws import Array
 from penstock.planning.spec import Times, Work
+from penstock.speed.sizes import best_size
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,17 @@ class Layout:
     def span(self) -> int:
         """The nodes that a trial is on."""
         return -(-self.width // self.devices_a_node)
+
+    def sizes(self, trials: int) -> list[int]:
+        """The trials of each bundle where devices are shared: full bundles, and then the rest on as many devices.
+
+        >>> Layout(4, 1, 3, 1, 4).sizes(27), Layout(3, 1, 3, 1, 4).sizes(8)
+        ([3, 3, 3, 3, 3, 3, 3, 3, 1, 1, 1], [3, 3, 2])
+        """
+        waves, rest = divmod(trials - 1, self.share * self.slots)
+        each, more = divmod(rest + 1, min(rest + 1, self.slots))
+        last = [each + 1] * more + [each] * (min(rest + 1, self.slots) - more)
+        return [self.share] * (waves * self.slots) + last
 
     @property
     def last(self) -> list[int]:
@@ -72,16 +85,21 @@ def lay(work: Work, times: Sequence[Times], devices_a_node: int, nodes: int) -> 
         width = max(w for w in widths(times) if needed(least, w, devices_a_node) <= nodes)
         return Layout(least, width, 1, needed(least, width, devices_a_node), devices_a_node)
     best, layout = math.inf, None
-    for share in range(1, min(one.curve.most for one in times) + 1):
-        bundles = -(-work.trials // share)
-        slots = min(devices, max(1, least // share), bundles)
-        waves = -(-bundles // slots)
-        size = -(-work.trials // min(waves * slots, bundles))
-        taken = waves * max(one.curve.at(1 / size) for one in times)
+    for share in range(1, min(_together(one.curve.sharing) for one in times) + 1):
+        slots = min(devices, max(1, least // share), -(-work.trials // share))
+        laid = Layout(slots, 1, share, needed(slots, 1, devices_a_node), devices_a_node)
+        sizes = laid.sizes(work.trials)
+        taken = sum(max(one.curve.at(1 / size) for one in times) for size in sizes[::slots])
         if taken < best * (1 - 1e-9):
-            best, layout = taken, Layout(slots, 1, share, needed(slots, 1, devices_a_node), devices_a_node)
+            best, layout = taken, laid
     assert layout is not None
     return layout
+
+
+@cache
+def _together(sharing: tuple[float, ...]) -> int:
+    """The most trials that a device has while each further one pays: workers make others leave."""
+    return best_size(dict(enumerate(sharing, 1)), len(sharing))
 
 
 def widths(times: Sequence[Times]) -> list[int]:

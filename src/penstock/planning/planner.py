@@ -123,7 +123,8 @@ def _chosen(
 ) -> Judged | None:
     if max_cost is not None and deadline is None:
         return choosing.quickest(max_cost, confidence)
-    plans = [choosing.cheapest(deadline, confidence), *others.values()]  # never above what was done before
+    # Never above what was done before; the nodes of a static plan go here with their last trial.
+    plans = [choosing.cheapest(deadline, confidence), *(choosing.judge(one.candidate) for one in others.values())]
     best = min((one for one in plans if one is not None), key=lambda one: float(one.cost.mean()), default=None)
     return None if best and max_cost is not None and best.paid(confidence) > max_cost else best
 

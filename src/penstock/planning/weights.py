@@ -59,7 +59,7 @@ def weigh(execution: Execution, *, ahead: bool) -> tuple[Weights, ...]:
     ages, means = (none, none, none), none  # of nodes where the stage before begins, by each count; its mean seconds
     least = cloud.minimum
     for stage in range(len(execution.works)):
-        trained = [execution.trained(stage, choice, None if stage else execution.first(choice)) for choice in choices]
+        trained = [execution.trained(stage, choice) if stage else execution.first(choice)[0] for choice in choices]
         time, cost, beyond = _changes(execution, stage, before, priors, choices, ahead=ahead)
         for short, age in zip(shorts, ages, strict=True):
             short.append(beyond(least - age))

@@ -163,15 +163,28 @@ def draw_frontier(plan: Plan) -> str:
         f'<text x="{left - 6}" y="{top + 4}" text-anchor="end" {text}>{most_cost:.2f}</text>',
         f'<polyline points="{line}" fill="none" stroke="#4c78a8" stroke-width="2"/>',
     ]
-    for name, time, cost in marks:
-        x, y = at(time, cost)
-        color = "#d62728" if name == "this plan" else "var(--dim)"
+    for (x, y), names in _points([(name, at(time, cost)) for name, time, cost in marks]).items():
+        color = "#d62728" if "this plan" in names else "var(--dim)"
         drawn.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{color}"/>')
-        drawn.append(f'<text x="{x + 7}" y="{y - 5}" {text}>{escape(name)}</text>')
+        side, anchor = (x - 7, "end") if x > WIDTH / 2 else (x + 7, "start")
+        drawn.append(f'<text x="{side}" y="{y - 7}" text-anchor="{anchor}" {text}>{escape(", ".join(names))}</text>')
     if plan.deadline is not None and plan.deadline <= most_time:
         x, _ = at(plan.deadline, 0)
         drawn.append(f'<path d="M{x} {top}V{bottom}" stroke="#d62728" stroke-dasharray="4 4"/>')
     return "\n".join([*drawn, "</svg>"])
+
+
+def _points(marks: Sequence[tuple[str, tuple[float, float]]]) -> dict[tuple[float, float], list[str]]:
+    """The names of each point; those of a point that is hardly apart from one before are named there.
+
+    >>> _points([("this plan", (9.0, 9.0)), ("static", (9.0, 2.0)), ("greedy", (9.5, 9.0))])
+    {(9.0, 9.0): ['this plan', 'greedy'], (9.0, 2.0): ['static']}
+    """
+    found: dict[tuple[float, float], list[str]] = {}
+    for name, (x, y) in marks:
+        near = next((one for one in found if abs(one[0] - x) < 4 and abs(one[1] - y) < 4), (x, y))
+        found.setdefault(near, []).append(name)
+    return found
 
 
 def money(plan: Plan, amount: float) -> str:

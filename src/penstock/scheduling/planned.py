@@ -13,10 +13,14 @@ from penstock.speed.model import Speed
 
 @dataclass(frozen=True)
 class Berth:
-    """What the plan gives a trial: its number of ``devices``, or the part of one, on one of these ``nodes``."""
+    """What the plan gives a trial: its number of ``devices``, or the part of one, on one of these ``nodes``.
+
+    Trials that share devices are dealt among ``most`` of them.
+    """
 
     devices: float
     nodes: Set[str]
+    most: int = 1
 
 
 def planned(berth: Callable[[int], Berth]) -> Scheduler:
@@ -36,8 +40,11 @@ def planned(berth: Callable[[int], Berth]) -> Scheduler:
         made = []
         for demand in demands:
             one = berth(demand.trial)
-            on = {name: view.devices[name] for name in left if view.devices[name].node in one.nodes}
-            names = _whole(on, left, round(one.devices)) if one.devices >= 1 else _part(left, kinds, on, demand, one)
+            there = {name: device for name, device in view.devices.items() if device.node in one.nodes}
+            on = {name: there[name] for name in left if name in there}
+            names = (
+                _whole(on, left, round(one.devices)) if one.devices >= 1 else _part(left, kinds, on, there, demand, one)
+            )
             if names is None:
                 continue
             made.append(Assignment(demand.trial, names, one.devices))
@@ -60,13 +67,21 @@ def _whole(on: dict[str, Device], left: dict[str, Room], width: int) -> tuple[st
 
 
 def _part(
-    left: dict[str, Room], kinds: dict[str, str], on: dict[str, Device], demand: Demand, one: Berth
+    left: dict[str, Room],
+    kinds: dict[str, str],
+    on: Collection[str],
+    there: Collection[str],
+    demand: Demand,
+    one: Berth,
 ) -> tuple[str, ...] | None:
-    """The fullest device that has room for the trial beside others of its signature, or else an idle one."""
+    """The emptiest device with room for the trial beside others of its signature; an idle one while few are taken."""
     idle = 1 - FULL
     fits = [name for name in on if left[name].share >= one.devices - FULL and left[name].bytes >= demand.bytes]
     beside = [
         name for name in fits if left[name].share < idle and demand.signature and kinds.get(name) == demand.signature
     ]
     whole = [name for name in fits if left[name].share >= idle]
-    return (min(beside, key=lambda name: left[name].share),) if beside else (whole[0],) if whole else None
+    few = len(there) - len(whole) < one.most
+    if beside and not (whole and few):
+        return (max(beside, key=lambda name: left[name].share),)
+    return (whole[0],) if whole else None
