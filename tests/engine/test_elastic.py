@@ -7,7 +7,8 @@ import torch
 
 import penstock as ps
 from penstock.bundle import Description, Device, Parted
-from penstock.log.events import Measured, Placed, Reported, read
+from penstock.log.events import Measured, Placed, Reported
+from penstock.log.reader import read
 from penstock.scheduling.base import Assignment
 from penstock.scheduling.fifo import fifo
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid

@@ -13,9 +13,10 @@ import optuna
 from optuna.trial import TrialState
 
 from penstock.algorithms.storage import EPOCH, LAST, LogStorage, StoredTrial
-from penstock.log.events import Event, Opened, read
+from penstock.log.events import Event, Opened
 from penstock.log.history import History
 from penstock.log.ranking import sound
+from penstock.log.reader import read
 from penstock.trial import Mode
 
 
