@@ -134,6 +134,15 @@ def test_a_trial_that_has_measured_gives_back_and_grows_like_any_other():
     assert one.last == ("distributed", tuple(f"gpu {i}" for i in range(4)), True, [2])
 
 
+def test_a_trial_whose_measurement_comes_at_once_gives_back_what_does_not_pay(alone_on_one):
+    alone_on_one.placing.measured(spread({1: 1.0, 2: 1.2}))
+    assert not alone_on_one.moving, "it has come at this instant, and would leave without training"
+    alone_on_one.go_on()
+    assert alone_on_one.moving == {0}
+    alone_on_one.stop(0)
+    assert alone_on_one.last == ("solo", ("gpu 0",), False, [0])
+
+
 def test_a_trial_that_has_moved_is_what_it_was(alone_on_one):
     demand = alone_on_one.placing.view().running[0].demand
     assert (demand.signature, demand.load) == ("a", 8)
