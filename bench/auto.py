@@ -31,7 +31,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import penstock as ps
-from penstock.log.events import Placed, read
+from penstock.log.events import Placed
+from penstock.log.reader import read
 from penstock.trial import Config
 
 GOAL = 1.05

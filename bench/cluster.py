@@ -51,7 +51,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import penstock as ps
-from penstock.log.events import Reported, read
+from penstock.log.events import Reported
+from penstock.log.reader import read
 from penstock.trial import Config
 
 Row = dict[str, Any]

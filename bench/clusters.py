@@ -19,7 +19,7 @@ from typing import Any
 import penstock as ps
 from bench.workloads import UNITS, Workload, workloads
 from penstock.algorithms.base import Algorithm
-from penstock.log.events import read
+from penstock.log.reader import read
 from penstock.log.timeline import timeline, utilisation
 from penstock.speed.curve import Curve
 from penstock.study import Study

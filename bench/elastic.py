@@ -49,7 +49,8 @@ from bench.nodes import placement
 from bench.resizing import resize
 from penstock.executors.ray import executor as rays
 from penstock.executors.ray.executor import RayExecutor
-from penstock.log.events import Measured, Placed, Reported, read
+from penstock.log.events import Measured, Placed, Reported
+from penstock.log.reader import read
 from penstock.speed.curve import Curve
 from penstock.trial import Config
 

@@ -17,8 +17,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 import penstock as ps
-from penstock.log.events import Planned, read
+from penstock.log.events import Planned
 from penstock.log.history import History
+from penstock.log.reader import read
 from penstock.planning.cloud import Cloud, Instance, Offer
 from penstock.planning.draws import Draws
 from penstock.planning.planner import plan

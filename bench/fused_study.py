@@ -24,7 +24,7 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import penstock as ps
 from bench.networks import TASKS, Images
-from penstock.log import events
+from penstock.log import events, reader
 from penstock.training.fused.speeding import Speeding
 
 
@@ -46,7 +46,7 @@ def rates(task: ps.Task, name: str, trials: int, units: int, sharing: str) -> li
     with tempfile.TemporaryDirectory() as dir:
         study = ps.Study(task, space, **aim, algorithm=ps.Random(budget=units), trials=trials, dir=dir, name="s")
         study.run(progress=False, sharing=sharing)
-        log = list(events.read(Path(dir) / "s" / "log.jsonl"))
+        log = list(reader.read(Path(dir) / "s" / "log.jsonl"))
     began = min(event.clock for event in log if isinstance(event, events.Placed))
     ended, steps = defaultdict[int, float](float), defaultdict[int, int](int)
     for event in log:

@@ -30,7 +30,7 @@ import penstock as ps
 from bench.clusters import folder, measure
 from bench.workloads import PAIRS, SPREADS, TABLES, costs, missing, tabulated
 from penstock import settings as studies
-from penstock.log.events import read
+from penstock.log.reader import read
 from penstock.trial import Config
 
 SCHEDULERS = ("fifo", "static_fluid", "dynamic_fluid", "waterfill")

@@ -28,7 +28,8 @@ from torch import nn
 import penstock as ps
 from penstock.executors.processes import worker
 from penstock.executors.processes.server import fork_on_request
-from penstock.log.events import Ended, read
+from penstock.log.events import Ended
+from penstock.log.reader import read
 from penstock.training.data import DataCache
 from penstock.training.loop import Training
 from penstock.trial import Config

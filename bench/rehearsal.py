@@ -27,7 +27,8 @@ from torch import nn
 import penstock as ps
 from penstock.algorithms.base import Algorithm
 from penstock.cli.rehearse import rehearsal
-from penstock.log.events import Ended, read
+from penstock.log.events import Ended
+from penstock.log.reader import read
 from penstock.trial import Config
 
 GOAL = 0.15

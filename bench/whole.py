@@ -21,7 +21,7 @@ import torch
 
 import penstock as ps
 from bench.steps import held, synchronize
-from penstock.log import events
+from penstock.log import events, reader
 from penstock.log.events import Failed, Measured, Placed, Reported
 from penstock.trial import Config
 
@@ -119,7 +119,7 @@ def whole(
         began = time.perf_counter()
         study.run(progress=False, **how)
         seconds = time.perf_counter() - began
-        log = tuple(events.read(Path(dir) / "s" / "log.jsonl"))
+        log = tuple(reader.read(Path(dir) / "s" / "log.jsonl"))
     memory = torch.cuda.max_memory_reserved() - before if cuda else None
     return Whole(seconds, memory, log)
 

@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import penstock as ps
 from bench.mnist import ONE_KIND, SPACE, ResidualDigits
-from penstock.log import events
+from penstock.log import events, reader
 
 STUDIES: dict[str, tuple[dict[str, Any], int]] = {"mixed": (SPACE, 48), "few": (SPACE, 16), "one-kind": (ONE_KIND, 48)}
 BY_HAND = 60  # steps of each kind
@@ -39,7 +39,7 @@ def study(name: str, budget: int, sharing: str, dir: str) -> dict[str, Any]:
     began = time.perf_counter()
     result = made.run(progress=False, sharing=sharing)
     seconds = time.perf_counter() - began
-    log = list(events.read(Path(dir) / name / "log.jsonl"))
+    log = list(reader.read(Path(dir) / name / "log.jsonl"))
     steps = sum(event.usage.steps for event in log if isinstance(event, events.Reported))
     said = [f"{e.clock:.1f} s: {e.kind} {e.size}: {e.reason}" for e in log if isinstance(e, events.Measured)]
     best = result.best.metrics["accuracy"]

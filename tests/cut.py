@@ -11,7 +11,8 @@ from unittest import mock
 
 import penstock as ps
 from penstock.algorithms.base import Algorithm
-from penstock.log.events import Asked, Dropped, Event, Failed, Reported, read
+from penstock.log.events import Asked, Dropped, Event, Failed, Reported
+from penstock.log.reader import read
 from penstock.log.writer import Log
 
 ALGORITHMS: dict[str, tuple[Callable[[], Algorithm], int | None]] = {  # each with its number of trials

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import penstock as ps
-from penstock.log.events import Event, read
+from penstock.log.events import Event
+from penstock.log.reader import read
 
 
 def studies(task: Any, space: Any, **usual: Any) -> Callable[..., ps.Study]:

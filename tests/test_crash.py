@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.log.events import Asked, Placed, Reported, read
+from penstock.log.events import Asked, Placed, Reported
+from penstock.log.reader import read
 from tests.contracts.executors import alone
 from tests.tasks import Blobs, Noisy, trivial
 

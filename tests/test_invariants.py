@@ -11,8 +11,9 @@ from torch import nn
 
 import penstock as ps
 from penstock.engine.decisions import Decider, replay
-from penstock.log.events import Asked, Placed, Reported, Saved, read
+from penstock.log.events import Asked, Placed, Reported, Saved
 from penstock.log.history import History
+from penstock.log.reader import read
 from penstock.log.writer import Log
 from penstock.seeds import key
 from penstock.training.random.keyed import Keyed

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.errors import PenstockError, StudyError
-from penstock.log.events import Opened, read
+from penstock.log.events import Opened
+from penstock.log.reader import read
 from penstock.numeric import shown
 from penstock.trial import Mode
 

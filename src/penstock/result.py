@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, StateError, StudyError, told
-from penstock.log.events import read
 from penstock.log.history import History, TrialRecord
 from penstock.log.ranking import leading, no_best, ranked, ranks
+from penstock.log.reader import read
 from penstock.log.states import States
 from penstock.log.timeline import Row, timeline
 from penstock.report.ranks import said_rank

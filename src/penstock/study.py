@@ -25,7 +25,7 @@ from penstock.arguments import (
 from penstock.errors import StudyError
 from penstock.executors.simulated.executor import Simulated
 from penstock.goal import choose_mode
-from penstock.log import events
+from penstock.log import reader
 from penstock.log.messages import said_mode
 from penstock.log.naming import check_length
 from penstock.log.states import States
@@ -286,7 +286,7 @@ class Study:
         dir = self.ran if self.name is None else self.dir / self.name
         if dir is None or not (dir / "log.jsonl").is_file():
             raise StudyError("There is no timeline before the study has run: run it first.")
-        return timeline(events.read(dir / "log.jsonl"))
+        return timeline(reader.read(dir / "log.jsonl"))
 
     @property
     def _goal(self) -> str:

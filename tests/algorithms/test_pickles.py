@@ -16,7 +16,8 @@ import pytest
 import penstock as ps
 from penstock.algorithms.pickles import check
 from penstock.errors import StudyError
-from penstock.log.events import Wrote, encode, read
+from penstock.log.events import Wrote, encode
+from penstock.log.reader import read
 from tests.tasks import trivial
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

@@ -25,8 +25,9 @@ from penstock import __version__
 from penstock.cli.app import app
 from penstock.cli.options import Growing, Scheduler, Sharing
 from penstock.executors.local import LocalExecutor
-from penstock.log.events import Asked, Opened, read
+from penstock.log.events import Asked, Opened
 from penstock.log.history import History
+from penstock.log.reader import read
 from penstock.scheduling.growing import FIRST
 from penstock.settings import SCHEDULERS, SHARING, RunSettings
 from tests.programs import PENSTOCK, run

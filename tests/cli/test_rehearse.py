@@ -8,7 +8,8 @@ import penstock as ps
 from penstock.bundle import Job
 from penstock.cli.rehearse import one_of, rehearsal
 from penstock.engine.clocking import device_kind
-from penstock.log.events import Measured, Placed, read
+from penstock.log.events import Measured, Placed
+from penstock.log.reader import read
 from penstock.speed.curve import Curve, measured
 from penstock.speed.profiles import Profile, Profiles
 from penstock.speed.sizes import best_size

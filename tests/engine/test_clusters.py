@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.algorithms.base import Granting
 from penstock.bundle import Device
-from penstock.log.events import Asked, Devices, Failed, Measured, Placed, Reported, Saved, read
+from penstock.log.events import Asked, Devices, Failed, Measured, Placed, Reported, Saved
+from penstock.log.reader import read
 from penstock.scheduling.base import Assignment
 from penstock.scheduling.fifo import fifo
 from penstock.settings import SCHEDULERS as SCHEDULERS_BY_NAME

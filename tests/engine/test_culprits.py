@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.bundle import Description, Device, TrialFailed, TrialFinished
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor
-from penstock.log.events import Asked, Failed, Opened, Placed, Reported, decode, read
+from penstock.log.events import Asked, Failed, Opened, Placed, Reported, decode
 from penstock.log.history import History
+from penstock.log.reader import read
 from penstock.speed.model import SIZES
 from penstock.trial import Report
 from tests.contracts.executors import Exact, alone

@@ -15,8 +15,9 @@ from penstock.engine.engine import Engine
 from penstock.executors.local import LocalExecutor
 from penstock.executors.processes.executor import ProcessExecutor
 from penstock.executors.simulated.executor import SimulatedExecutor
-from penstock.log.events import Opened, Placed, Reported, read
+from penstock.log.events import Opened, Placed, Reported
 from penstock.log.history import History
+from penstock.log.reader import read
 from penstock.log.states import States
 from penstock.log.writer import Log
 from penstock.opening import settings_of

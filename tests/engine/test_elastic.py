@@ -7,7 +7,8 @@ import torch
 
 import penstock as ps
 from penstock.bundle import Description, Device, Parted
-from penstock.log.events import Measured, Placed, Reported, read
+from penstock.log.events import Measured, Placed, Reported
+from penstock.log.reader import read
 from penstock.scheduling.base import Assignment
 from penstock.scheduling.fifo import fifo
 from penstock.scheduling.fluid import dynamic_fluid, static_fluid
@@ -131,6 +132,15 @@ def test_a_trial_that_has_measured_gives_back_and_grows_like_any_other():
     one.go_on()
     one.stop(2)
     assert one.last == ("distributed", tuple(f"gpu {i}" for i in range(4)), True, [2])
+
+
+def test_a_trial_whose_measurement_comes_at_once_gives_back_what_does_not_pay(alone_on_one):
+    alone_on_one.placing.measured(spread({1: 1.0, 2: 1.2}))
+    assert not alone_on_one.moving, "it has come at this instant, and would leave without training"
+    alone_on_one.go_on()
+    assert alone_on_one.moving == {0}
+    alone_on_one.stop(0)
+    assert alone_on_one.last == ("solo", ("gpu 0",), False, [0])
 
 
 def test_a_trial_that_has_moved_is_what_it_was(alone_on_one):

@@ -4,8 +4,9 @@ import pytest
 
 import penstock as ps
 from penstock.engine.limits import Deadline, Target, soonest
-from penstock.log.events import Ended, read
+from penstock.log.events import Ended
 from penstock.log.history import History
+from penstock.log.reader import read
 
 
 def run(**limits):

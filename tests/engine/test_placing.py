@@ -10,8 +10,9 @@ from penstock.bundle import Description, Device, Measured
 from penstock.engine.clocking import Pace
 from penstock.engine.placing import Placing
 from penstock.executors.simulated.executor import SimulatedExecutor
-from penstock.log.events import Asked, Failed, Opened, Placed, Reported, read
+from penstock.log.events import Asked, Failed, Opened, Placed, Reported
 from penstock.log.history import History
+from penstock.log.reader import read
 from penstock.scheduling.base import Assignment
 from penstock.scheduling.capacity import Capacity
 from penstock.scheduling.fifo import fifo

@@ -7,7 +7,8 @@ import penstock as ps
 from penstock.bundle import Device, Parted
 from penstock.engine.clocking import Pace
 from penstock.engine.placing import Placing
-from penstock.log.events import Failed, Placed, Reported, read
+from penstock.log.events import Failed, Placed, Reported
+from penstock.log.reader import read
 from penstock.scheduling.base import Assignment, Demand, View, room
 from penstock.scheduling.sharded import sharded
 from penstock.speed.model import UNKNOWN, SpeedModel

@@ -13,7 +13,8 @@ import penstock as ps
 from penstock.bundle import Bundle, Device, Job, Left, Measured, Placement, TrialFailed, TrialFinished, TrialStopped
 from penstock.executors.base import DeviceAdded, DeviceLost
 from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
-from penstock.log.events import Asked, Placed, Reported, read
+from penstock.log.events import Asked, Placed, Reported
+from penstock.log.reader import read
 from penstock.task import FunctionTask
 from penstock.trial import Report
 from tests.contracts.executors import CONFIG, ExecutorContract, alone

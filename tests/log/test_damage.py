@@ -13,9 +13,10 @@ from rich.console import Console
 
 import penstock as ps
 from penstock.algorithms.seen import read_study
-from penstock.log.events import Asked, LogReader, read
+from penstock.log.events import Asked
 from penstock.log.history import History
 from penstock.log.ranking import ranked
+from penstock.log.reader import LogReader, read
 from penstock.log.writer import Log
 from penstock.report import summary, tables
 from penstock.report.page import study_page

@@ -7,8 +7,9 @@ import pytest
 
 import penstock as ps
 from penstock.log import events
-from penstock.log.events import Asked, LogReader, Measured, Opened, Reported, read
+from penstock.log.events import Asked, Measured, Opened, Reported
 from penstock.log.history import History
+from penstock.log.reader import LogReader, read
 from penstock.log.timeline import available
 from penstock.log.writer import Log
 from penstock.task import fingerprint

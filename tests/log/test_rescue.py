@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 import penstock as ps
 from penstock.cli.app import app
-from penstock.log.events import Ended, read
+from penstock.log.events import Ended
 from penstock.log.history import History
+from penstock.log.reader import read
 from penstock.log.writer import Log
 from tests.log.lines import ALL
 from tests.studies import studies

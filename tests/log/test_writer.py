@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.log.events import read
+from penstock.log.reader import read
 from penstock.log.writer import Log
 from tests.log.lines import ALL
 

@@ -11,8 +11,9 @@ import pytest
 
 import penstock as ps
 from penstock.engine.engine import Engine
-from penstock.log.events import Asked, Devices, Opened, Placed, read
+from penstock.log.events import Asked, Devices, Opened, Placed
 from penstock.log.history import History
+from penstock.log.reader import read
 from penstock.report.forecast import Pace, time_left, units_left
 from penstock.trial import Course, Later, StateRef
 from tests.report.studies import SETTINGS, reported

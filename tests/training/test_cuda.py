@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import penstock as ps
-from penstock.log.events import Measured, Reported, read
+from penstock.log.events import Measured, Reported
+from penstock.log.reader import read
 from penstock.training.fused.speeding import Speeding
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials

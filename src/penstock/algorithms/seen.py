@@ -16,9 +16,10 @@ from optuna.trial import TrialState
 from penstock.algorithms.sampling import Numbers
 from penstock.algorithms.storage import EPOCH, LAST, LogStorage, StoredTrial
 from penstock.algorithms.transfer import CHECK
-from penstock.log.events import Asked, Event, Opened, read
+from penstock.log.events import Asked, Event, Opened
 from penstock.log.history import History
 from penstock.log.ranking import sound
+from penstock.log.reader import read
 from penstock.trial import Mode
 
 

@@ -33,6 +33,7 @@ class Elastic:
         self._growing, self._spreads = growing, spreads
         self.destined: dict[int, Assignment] = {}  # assignments of trials that leave their bundles to move
         self.apart: set[frozenset[str]] = set()  # sets of devices whose workers did not meet
+        self._measured: set[int] = set()  # trials that have measured, until it is decided which devices they keep
         self._requested = 0
 
     def parted(self, event: Parted) -> None:
@@ -71,6 +72,7 @@ class Elastic:
 
     def use_idle(self) -> None:
         """Use devices that are idle while no trial waits: split a bundle, let a trial measure, or let trials grow."""
+        self._keep()
         if self.destined:
             return
         view, speed = self._placing.view(), self._placing.pace.speed()
@@ -95,14 +97,23 @@ class Elastic:
 
     def settle(self, signature: str) -> None:
         """The gain of several devices is measured for a signature: the trial that did so keeps the devices that pay."""
-        placing = self._placing
         for place in self._bundling.bundles():
             if place.measure and place.signature == signature:
                 (trial,) = place.members
                 place.measure = False
                 self._bundling.hold(replace(self._bundling.assigned[trial], measure=False))
-                made = keeps(placing.view(), trial, self._ranked(), placing.pace.speed(), self._growing)
-                self._destine([] if made is None else [made])
+                self._measured.add(trial)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Trials that have measured keep the devices that pay; one that has come at this instant is decided later."""
+        placing, bundling = self._placing, self._bundling
+        for trial in sorted(self._measured):
+            there = trial in bundling.assigned and trial not in bundling.moving
+            made = keeps(placing.view(), trial, self._ranked(), placing.pace.speed(), self._growing) if there else None
+            self._destine([] if made is None else [made])
+            if made is None or trial in self.destined:
+                self._measured.discard(trial)
 
     def request(self) -> None:
         """Tell the executor how many devices are of use; pack trials where nodes can come free (RubberBand §4.4)."""

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from penstock.errors import LogError
-from penstock.log.events import Event, LogReader, encode
+from penstock.log.events import Event, encode
 from penstock.log.lock import Lock
+from penstock.log.reader import LogReader
 from penstock.log.rescue import how_to_go_on, rescue
 
 LOOK = 1.0  # seconds between two looks at whether the log is still there

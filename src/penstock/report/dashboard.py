@@ -24,8 +24,8 @@ from optuna.trial import FrozenTrial, TrialState
 from penstock.algorithms.seen import SeenStorage
 from penstock.algorithms.storage import StoredTrial
 from penstock.errors import PenstockError, StudyError
-from penstock.log.events import LogReader
 from penstock.log.ranking import ranks
+from penstock.log.reader import LogReader
 from penstock.report.export import trials_csv
 from penstock.report.format import visible
 from penstock.report.summary import LOG, history_of

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import LogError, StudyError
-from penstock.log.events import SOLO, Event, read
+from penstock.log.events import SOLO, Event
 from penstock.log.history import History, TrialRecord
 from penstock.log.lock import holder
 from penstock.log.ranking import ranked, sound
+from penstock.log.reader import read
 from penstock.log.states import States, Store, needed
 from penstock.log.timeline import packs, timeline, utilisation
 from penstock.report.ranks import said_rank

@@ -27,7 +27,7 @@ from penstock.executors.ray.address import parse
 from penstock.executors.ray.executor import RayExecutor
 from penstock.executors.ray.studies import Studies
 from penstock.executors.ray.worker import RayWorker
-from penstock.log import events
+from penstock.log import events, reader
 from penstock.task import as_task
 from penstock.trial import Report
 from tests.clusters import Cluster, killed, processes, until  # before ray
@@ -110,7 +110,7 @@ def assert_undisturbed(result, tmp_path, name):
 
 def reports(dir):
     """What a log says that each trial reported; that nothing is there twice."""
-    found = [e for e in events.read(dir / "log.jsonl") if isinstance(e, events.Reported)]
+    found = [e for e in reader.read(dir / "log.jsonl") if isinstance(e, events.Reported)]
     assert max(Counter((e.trial, e.unit) for e in found).values()) == 1
     return {(e.trial, e.unit): e.metrics for e in found}
 
@@ -168,7 +168,7 @@ def test_a_node_that_ends_itself_takes_all_its_processes_with_it():
 
 def test_every_device_of_the_cluster_trains(address, whole, patient, tmp_path):
     result = study(tmp_path, "ray", ps.Random(budget=3)).run(on=address, sharing="solo")
-    placed = {e.devices[0] for e in events.read(tmp_path / "ray" / "log.jsonl") if isinstance(e, events.Placed)}
+    placed = {e.devices[0] for e in reader.read(tmp_path / "ray" / "log.jsonl") if isinstance(e, events.Placed)}
     assert len(placed) == 4
     assert {name.split("/")[0] for name in placed} == {node.id[:6] for node in whole.nodes}
     assert len(result.trials) == 6
@@ -386,7 +386,7 @@ def test_a_worker_that_is_killed(on, whole, tmp_path, monkeypatch):
     sabotage(monkeypatch, lambda executor: os.kill(busiest(executor).pid, signal.SIGKILL))
     result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
     assert_undisturbed(result, tmp_path, "ray")
-    log = list(events.read(tmp_path / "ray" / "log.jsonl"))
+    log = list(reader.read(tmp_path / "ray" / "log.jsonl"))
     assert any(isinstance(e, events.Failed) and "died" in e.error and not e.final for e in log)
 
 
@@ -444,7 +444,7 @@ def test_a_worker_that_hangs(on, whole, tmp_path, monkeypatch):
     sabotage(monkeypatch, act)
     result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
     assert_undisturbed(result, tmp_path, "ray")
-    log = list(events.read(tmp_path / "ray" / "log.jsonl"))
+    log = list(reader.read(tmp_path / "ray" / "log.jsonl"))
     assert any(isinstance(e, events.Failed) and "did not answer any more" in e.error for e in log)
     until(lambda: not Path(f"/proc/{stopped[0]}").exists(), "the hung worker is gone")
 
@@ -461,7 +461,7 @@ def test_the_trials_of_a_node_that_will_be_preempted_move_before_it_goes(on, who
     drained = []
     sabotage(monkeypatch, act)
     result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
-    log = list(events.read(tmp_path / "ray" / "log.jsonl"))
+    log = list(reader.read(tmp_path / "ray" / "log.jsonl"))
     assert not any(isinstance(e, events.Failed) for e in log), "they stopped in good order"
     devices = [e.devices for e in log if isinstance(e, events.Devices)]
     assert not any(device["name"].startswith(drained[0].id[:6]) for device in devices[-1])

@@ -22,7 +22,8 @@ from penstock.executors.ray.nodes import ACCELERATOR, INSTANCE, MARKET, PRICE, N
 from penstock.executors.ray.requesting import Requesting, order
 from penstock.executors.ray.slot import Slot
 from penstock.executors.ray.studies import NAME, Studies
-from penstock.log.events import Devices, Placed, read
+from penstock.log.events import Devices, Placed
+from penstock.log.reader import read
 from penstock.planning import spec as planning
 from penstock.planning.cloud import Cloud, Instance
 from penstock.planning.cloud import Offer as Offer_
