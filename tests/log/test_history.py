@@ -1,10 +1,12 @@
 """The fold of a log: who is best, which state holds its weights, and what donors are still needed for."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.log.events import Asked, Dropped, Ended, Failed, Opened, Placed, Reported, Saved
 from penstock.log.history import History
-from penstock.log.ranking import no_best, ranks
+from penstock.log.ranking import leading, no_best, ranks
 from penstock.trial import StateRef, Usage
 
 OPENED = Opened({"metric": "loss", "mode": "min", "max_budget": 9})
@@ -33,6 +35,17 @@ def test_the_best_is_the_lowest_loss_of_any_report_and_the_first_of_equals():
     found = history(asked(0), asked(1), asked(2), reported(0, 1, 3.0), reported(1, 1, 2.0), reported(2, 1, 2.0))
     assert found.best.number == 1
     assert found.best.metrics == {"loss": 2.0}
+
+
+def test_a_surrogate_is_never_the_best():
+    twin = replace(asked(1), variant="surrogate 8")
+    found = history(asked(0), twin, reported(0, 1, 3.0), reported(1, 1, 2.0), Dropped((1,)))
+    assert found.best.number == 0
+    assert [record.number for record in found.kept_or_next] == [0]
+    assert ([one.number for one in found.targets], [one.number for one in found.surrogates]) == ([0], [1])
+    assert [one.number for one in leading(found)] == [0, 1]
+    assert found.surrogates[0].row()["scale"] == 8
+    assert "scale" not in found.targets[0].row()
 
 
 def test_a_later_state_holds_the_best_weights_too():

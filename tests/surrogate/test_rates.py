@@ -104,6 +104,8 @@ def test_a_state_goes_on_at_the_same_rates_and_a_target_has_another_signature():
         assert torch.equal(one, other)
     target = Trials(trials.task.target).make(0, config)
     assert target.rates == {}
-    signatures = [describe(one, [], train=False).signature for one in (target, trials.make(0, config))]
+    plain = trials.make(0, config)
+    plain.rates = {}
+    signatures = [describe(one, [], train=False).signature for one in (target, trials.make(0, config), plain)]
     assert None not in signatures
-    assert len({*signatures}) == 2
+    assert len({*signatures}) == 3

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.log.events import Asked, Opened, Placed, Reported
+from penstock.log.events import Asked, Opened, Placed, Reported, Wrote
 from penstock.surrogate.task import narrowed
 from penstock.trial import scale_of
 from tests.programs import run
@@ -119,6 +119,24 @@ def test_samplers_learn_from_surrogates_alone_and_a_target_value_counts_targets_
     again = study(name="t", target=reached + 1e-9, algorithm=ps.Random(budget=2)).run(**QUIET)
     assert again.ended == "target"
     assert again.best.scale == 1
+
+
+class Writing(optuna.samplers.RandomSampler):
+    """Writes an attribute of each trial that it draws, as CMA-ES does."""
+
+    def before_trial(self, study, trial):
+        study._storage.set_trial_system_attr(trial._trial_id, "drawn", trial.number)
+
+
+def test_what_a_sampler_writes_is_about_the_trial_that_it_draws():
+    made = study(sampler=Writing(), algorithm=ps.Random(budget=1, concurrency=1), surrogate=ps.Surrogate(4, 1, 0.2))
+    made.run(**QUIET)
+    numbers = list(dict.fromkeys(event.trial for event in asked("surrogate 4")))
+    assert numbers != list(range(8)), "targets came between"
+    assert [(event.trial, event.value) for event in log() if isinstance(event, Wrote)] == list(
+        zip(numbers, range(8), strict=True)
+    )
+    assert len(made.replace(trials=9).run(**QUIET).surrogate.trials) == 9
 
 
 def test_on_a_cluster_targets_begin_on_devices_that_surrogates_leave_idle():
