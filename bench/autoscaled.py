@@ -24,7 +24,8 @@ import penstock as ps
 from bench.clusters import row
 from bench.scheduling import show
 from penstock.executors.ray.nodes import INSTANCE
-from penstock.log.events import Planned, read
+from penstock.log.events import Planned
+from penstock.log.reader import read
 from penstock.planning.cloud import Cloud, Instance, Offer
 from penstock.planning.draws import Draws
 from penstock.planning.planner import plan

@@ -32,6 +32,7 @@ from bench.small import SPACE as SMALL
 from bench.unlike import KINDS as MODELS
 from bench.unlike import RATES, UNITS, Unlike
 from penstock.log import events
+from penstock.log.reader import read
 from penstock.trial import Config
 
 SECONDS = 0.003  # between two looks
@@ -138,7 +139,7 @@ def looked_at(name: str, sharing: str, tiny: bool) -> dict[str, Any]:
         made.run(progress=False, sharing=sharing)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         sampler.stop()
-        log = list(events.read(Path(dir) / name / "log.jsonl"))
+        log = list(read(Path(dir) / name / "log.jsonl"))
     reports = [event for event in log if isinstance(event, events.Reported)]
     first = next(at for at in sorted(report.clock for report in reports))
     counts = Counter(kind for _, kind in sampler.seen)
