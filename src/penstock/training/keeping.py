@@ -172,13 +172,18 @@ def _same(old: Any, new: Any) -> bool:
 def written(task: Task, before: Values) -> str:
     """The first value that was replaced since ``before`` and that steps may read, for a person; nothing if none was.
 
-    What is new in a dict may be remembered there to spare computing it again.
+    What is new in a dict may be remembered there to spare computing it again, and what is new in a list noted there.
     """
     used = _names(task)
-    for at in replaced(before, look(task)):
-        if at[1][0] in used and (len(at[1]) == 1 or at in before):
+    for at, now in replaced(before, look(task)).items():
+        if at[1][0] in used and (len(at[1]) == 1 or (at in before and not _longer(before[at], now))):
             return _named(task, at)
     return ""
+
+
+def _longer(old: Any, now: Any) -> bool:
+    """Whether a list has but new entries behind the old ones."""
+    return isinstance(now, tuple) and isinstance(old, tuple) and _same(old, now[: len(old)])
 
 
 def written_by(task: Task, names: set[str]) -> str:

@@ -489,6 +489,45 @@ class ByOptimizer(Scales):
         return 1 + self.used.param_groups[0]["lr"]
 
 
+class Moves(Plain):
+    """An object of the task that the loss moves, and reads."""
+
+    def __init__(self):
+        self.mean = Mean()
+
+    def loss(self, model, batch, config):
+        loss = super().loss(model, batch, config)
+        if model.training:
+            self.mean.steps += 1
+        return loss
+
+
+class Mean:
+    steps = 0
+
+    def __init__(self):
+        self.steps = 0
+
+
+NOTED = []
+
+
+class Notes(Plain):
+    """A list that the loss only adds to."""
+
+    def loss(self, model, batch, config):
+        NOTED.append(len(batch[0]))
+        return super().loss(model, batch, config)
+
+
+def test_what_a_loss_writes_inside_of_an_object_is_told_and_what_it_notes_is_no_obstacle():
+    with pytest.warns(ps.SoloWarning, match="the loss or the metrics write self.mean.steps, which trials would share"):
+        study(Moves(), name="told").run(progress=False, sharing="fused")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ps.SoloWarning)
+        study(Notes(), name="noted").run(progress=False, sharing="fused")
+
+
 @pytest.mark.parametrize(
     ("task", "why"),
     [
