@@ -97,7 +97,8 @@ class Following:
         if not (lost or self._placing.changed or self._due <= self._placing.clock() or self._off()):
             return
         self._stand()
-        reason = lost or self._came() or self._off() or self._awaited.overdue(self._placing.clock())
+        came = self._came()
+        reason = lost or came or self._off() or self._awaited.overdue(self._placing.clock())
         if reason and self._standing and not self.stopped:
             self._replan(reason)
             self._stand()
