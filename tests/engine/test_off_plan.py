@@ -34,7 +34,7 @@ def trouble(seed):
     return slow, given, ps.Simulated.of(given, instances=nodes, losses=lost), slower
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(12), 44])
 def test_the_deadline_is_kept_wherever_a_planner_that_is_told_the_truth_says_that_it_can_be(seed):
     slow, given, on, slower = trouble(seed)
     slow.run(on, plan=given, progress=False)
