@@ -221,6 +221,8 @@ def _logged(study: Study, log: str) -> tuple[Found, Said]:
     """The times of the units that trials of another study trained alone, by the type of their devices."""
     from penstock.report.summary import events_of, study_dir
 
+    if not isinstance(log, str) or not log:
+        raise StudyError(f"log must be the name of a study that has run, got {shown(log)}.")
     units: dict[str, dict[int, list[float]]] = {}
     types: dict[str, str] = {}
     there: dict[int, tuple[str, float]] = {}  # by trial: the type of its device, and its last boundary
@@ -268,7 +270,7 @@ def _start(study: Study, times: Mapping[str, object]) -> Draws:
 
 
 def _nothing_measured(study: Study, types: Sequence[str], found: Found) -> str:
-    if isinstance(study.task, FunctionTask):
+    if isinstance(study.task, FunctionTask) and not found:
         return (
             "A function's units are not measured by profiles: say how long one takes with unit_seconds= "
             "(--unit-seconds), or name a study of it that has run, with log= (--log)."

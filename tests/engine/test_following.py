@@ -292,6 +292,19 @@ def test_a_cluster_without_the_plans_nodes_is_refused():
         study().run(ps.Simulated.of(made), plan=made, late="never")
 
 
+def test_a_log_that_is_none_or_of_other_devices_is_refused():
+    def train(trial):
+        trial.report(1, loss=trial.config["x"])
+        trial.report(2, loss=trial.config["x"])
+
+    own = study(train, algorithm=ps.Random(budget=2), trials=2)
+    with pytest.raises(ps.StudyError, match="log must be the name of a study that has run, got 3"):
+        own.plan(instances=["p3.8xlarge"], log=3)
+    own.run(progress=False)
+    with pytest.raises(ps.StudyError, match=r"Nothing says how long a unit takes on v100: there are times of cpu"):
+        own.plan(instances=["p3.8xlarge"], log="s")
+
+
 def test_a_file_that_is_no_plan_is_refused(tmp_path):
     with pytest.raises(ps.StudyError, match="plan must be a plan of study"):
         study().run(plan=3)

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 import penstock as ps
+from penstock.engine.awaited import Awaited
 from penstock.engine.drift import Units
 from penstock.log.events import Planned
 from penstock.log.history import History
@@ -33,7 +34,7 @@ def trouble(seed):
     return slow, given, ps.Simulated.of(given, instances=nodes, losses=lost), slower
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(12), 44])
 def test_the_deadline_is_kept_wherever_a_planner_that_is_told_the_truth_says_that_it_can_be(seed):
     slow, given, on, slower = trouble(seed)
     slow.run(on, plan=given, progress=False)
@@ -54,6 +55,21 @@ def test_the_deadline_is_kept_wherever_a_planner_that_is_told_the_truth_says_tha
 
 
 TYPE = cloud().offers[0].instance
+
+
+def test_nodes_that_a_study_begins_with_are_not_awaited_and_those_that_come_late_are_learnt_of():
+    kind, awaited = ("a", "on-demand"), Awaited(planned(study(), deadline=330))
+    awaited.came({"a 0": kind, "a 1": kind}, 0.0)
+    awaited.want(Counter({kind: 3}), 0.0)
+    assert awaited.expected(kind, 0.0) == 30.0
+    assert awaited.came({"a 0": kind, "a 1": kind, "a 2": kind}, 31.0) == ""
+    assert (awaited.moments(), awaited.overdue(1000.0), awaited.lag) == ([], "", 1.0)
+    awaited.want(Counter({kind: 5}), 100.0)
+    awaited.want(Counter({kind: 4}), 110.0)
+    assert awaited.overdue(awaited.moments()[0]) == "Nodes are late: a on-demand."
+    assert awaited.overdue(300.0) == ""
+    assert awaited.came({f"a {n}": kind for n in range(4)}, 190.0) == "Nodes came 60 seconds later than planned."
+    assert awaited.expected(kind, 200.0) == 290.0
 
 
 def test_a_killed_study_goes_on_with_its_plan_and_its_cost_whatever_line_it_was_killed_at(tmp_path):

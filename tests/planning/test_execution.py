@@ -2,8 +2,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.planning.draws import Draws
 from penstock.planning.execution import Choice, Execution
@@ -158,16 +156,14 @@ def test_sums_of_draws_cut_off_at_zero_have_the_mean_and_spread_of_their_draws()
         assert totals.std() == pytest.approx(one.deviation * math.sqrt(count), rel=0.05)
 
 
-@given(
-    st.lists(st.lists(st.integers(1, 50), min_size=9, max_size=9), min_size=1, max_size=4),
-    st.integers(1, 9),
-    st.booleans(),
-)
-def test_a_queue_gives_each_trial_the_device_that_is_free_first(lengths, slots, repeated):
+@pytest.mark.parametrize("rows", [1, 3, 90])  # of more samples than a few, numpy takes the place of a heap
+@pytest.mark.parametrize("slots", [1, 2, 5, 9])
+@pytest.mark.parametrize("most", [6, 50])
+def test_a_queue_gives_each_trial_the_device_that_is_free_first(rows, slots, most):
+    lengths = np.random.default_rng(rows * slots).integers(1, most, (rows, 9)).tolist()
     begin = np.tile(10.0 * np.arange(slots), (len(lengths), 1))
-    many = 30 if repeated else 1  # of the samples: numpy takes the place of a heap
-    ends, last_began = queue(np.array(lengths * many, dtype=float), slots, np.tile(begin, (many, 1)))
-    for row, began_last, trials in zip(ends, last_began, lengths * many, strict=True):
+    ends, last_began = queue(np.array(lengths, dtype=float), slots, begin)
+    for row, began_last, trials in zip(ends, last_began, lengths, strict=True):
         free, began = [float(10 * slot) for slot in range(slots)], [0.0] * slots
         for length in trials:
             first = min(range(slots), key=lambda slot: free[slot])

@@ -26,12 +26,14 @@ class Awaited:
         self._tolerance = max(chance, TOLERANCE * given.seconds)
         self._asked: dict[Kind, list[float]] = {}  # for each node that is to come: when it was asked for, rising
         self._late: set[tuple[Kind, float]] = set()  # such that were said to be late
-        self._there: set[str] = set()
+        self._there: dict[str, Kind] = {}
 
     def want(self, wanted: Counter[Kind], clock: float) -> None:
         """So many nodes are asked for now."""
-        for here in wanted.keys() | self.wanted.keys():
-            asked, more = self._asked.setdefault(here, []), wanted[here] - self.wanted[here]
+        there = Counter(self._there.values())
+        for here in wanted.keys() | self._asked.keys():
+            asked = self._asked.setdefault(here, [])
+            more = max(0, wanted[here] - there[here]) - len(asked)  # a study may begin with nodes, and some stay longer
             asked += [clock] * more
             del asked[len(asked) + min(0, more) :]
         self.wanted = wanted
@@ -48,7 +50,7 @@ class Awaited:
                 self.lag = max(0.0, clock - asked[0] - self._coming)
                 said = said or (here, asked[0]) in self._late
                 del asked[0]
-        self._there = set(there)
+        self._there = dict(there)
         return f"Nodes came {self.lag:.0f} seconds later than planned." if said else ""
 
     def overdue(self, clock: float) -> str:

@@ -97,7 +97,8 @@ class Following:
         if not (lost or self._placing.changed or self._due <= self._placing.clock() or self._off()):
             return
         self._stand()
-        reason = lost or self._came() or self._off() or self._awaited.overdue(self._placing.clock())
+        came = self._came()
+        reason = lost or came or self._off() or self._awaited.overdue(self._placing.clock())
         if reason and self._standing and not self.stopped:
             self._replan(reason)
             self._stand()
@@ -263,7 +264,12 @@ class Following:
         waiting = [trial for trial in placing.queue.waiting if self._stage(trial) == (bracket, stage)]
         left = [self._units.parts(trial, self._togo(trial), placing.clock(), unit, ratio) for trial in running]
         undrawn = self._course.undrawn(bracket, stage.number, len(self._history.trials))
-        return left + [float(self._togo(trial)) for trial in waiting] + [float(stage.budget)] * undrawn
+        ours, devices = self._ours(bracket, kind(stage)), placing.bundling.devices
+        taken = {name for trial in running for name in placing.running[trial].devices}
+        # A trial that runs stays as it is: where all devices are taken, the others begin once the first of these ends.
+        full = bool(taken) and all(name in taken for name, device in devices.items() if device.node in ours)
+        late = min(left) if full else 0.0
+        return left + [self._togo(trial) + late for trial in waiting] + [stage.budget + late] * undrawn
 
     def _log(self, plan: Plan, reason: str, given: bool = False) -> None:
         cloud = plan.cloud
