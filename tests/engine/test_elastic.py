@@ -204,7 +204,7 @@ def test_a_trial_that_moves_anyway_measures_on_its_way():
         one.ask(trial, budget=2)
     one.placing.queue.describe(one.cards)
     for trial in range(2):
-        one.placing.enter(Assignment(trial, ("gpu 0",), 0.5))
+        one.placing.entering.enter(Assignment(trial, ("gpu 0",), 0.5))
         one.history.apply(Reported(trial, 1, 1, {"loss": 1.0}, None, Usage(), 0.0))
     one.now = 1.0
     assert one.placing.bundling.move(0)
@@ -380,7 +380,7 @@ def test_a_fused_bundle_is_split_rather_than_its_neighbour_spread(seconds, split
         one.ask(trial, budget=20)
     one.placing.queue.describe(one.cards)
     for trial, device, share in ((0, "gpu 0", 0.5), (1, "gpu 0", 0.5), (2, "gpu 1", 1.0)):
-        one.placing.enter(Assignment(trial, (device,), share))
+        one.placing.entering.enter(Assignment(trial, (device,), share))
     one.go_on()
     assert one.moving == ({1} if splits else {2})
     if splits:
@@ -396,7 +396,7 @@ def test_a_bundle_is_split_over_all_idle_devices_and_its_parts_stay_fused():
         one.ask(trial, budget=20)
     one.placing.queue.describe(one.cards)
     for trial in range(4):
-        one.placing.enter(Assignment(trial, ("gpu 0",), 0.25))
+        one.placing.entering.enter(Assignment(trial, ("gpu 0",), 0.25))
     one.go_on()
     assert one.moving == {2, 3}
     one.stop(2)

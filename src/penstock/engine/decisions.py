@@ -1,8 +1,8 @@
-"""The algorithm's decisions as events; and resuming as the replay of those decisions.
+"""The algorithm's decisions as events; and resuming as their replay.
 
 Decisions are a function of the order of reports in the log (invariant 4): after each report the algorithm is told,
 then asked, and nothing else reaches it. So a log is resumed by telling a fresh algorithm the logged reports in their
-order, and checking that its decisions are those in the log (invariant 5).
+order, and checking that its decisions equal the decisions in the log (invariant 5).
 """
 
 from __future__ import annotations

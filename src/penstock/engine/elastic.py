@@ -58,7 +58,7 @@ class Elastic:
             if gone or not (there <= bundling.moving or friends) or not set(one.devices) <= bundling.devices.keys():
                 del self.destined[trial]
             elif trial in waiting and bundling.fits(one, waiting[trial].bytes):
-                place = self._placing.enter(one)
+                place = self._placing.entering.enter(one)
                 if place is not None:
                     told[place.name] = place
         for place in told.values():

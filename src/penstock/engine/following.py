@@ -37,9 +37,8 @@ class Following:
 
     def __init__(self, given: Plan, plan: Plan, late: Late = "finish") -> None:
         self.given, self.plan, self.late = given, plan, late
-        self.stopped = late == "stop" and bool(
-            plan.missed
-        )  # whether the study is to end, as it cannot keep its deadline
+        # Whether the study is to end, because it cannot keep its deadline.
+        self.stopped = late == "stop" and bool(plan.missed)
         self._course = Course(given)
         self._types = {offer.instance.name: offer.instance for offer in given.cloud.offers}
         self._slower = _mean(plan.job) / _mean(given.job)  # than the given plan's times, as the present plan has them
@@ -258,7 +257,7 @@ class Following:
         self._log(self.plan, f"{reason} {self.plan.missed}".strip())
 
     def _rest(self, bracket: int, stage: PlannedStage, ratio: float) -> list[float]:
-        """The units that each trial of a stage still has to train, those included that are yet to be drawn."""
+        """The units that each trial of a stage still has to train. Trials that are yet to be drawn are included."""
         unit, placing = self._units.seconds(self._types[stage.instance], stage.devices) * ratio, self._placing
         running = [trial for trial in placing.running if self._stage(trial) == (bracket, stage)]
         waiting = [trial for trial in placing.queue.waiting if self._stage(trial) == (bracket, stage)]

@@ -112,7 +112,7 @@ class Packs:
     def part(self, place: Place, one: Assignment, *, lonely: bool) -> Place:
         """The part of a pack that a trial enters: the fused bundle of its signature, or else a bundle of its own."""
         placing = self._placing
-        signature, size = placing.descriptions.of(one.trial).signature or "", placing.size(one)
+        signature, size = placing.descriptions.of(one.trial).signature or "", placing.entering.size(one)
         fuses = bool(signature) and size != 1 and not lonely
         kind = placing.queue.waiting[one.trial].signature if fuses else one.trial
         place.measure = place.measure or self._measures(place, one)

@@ -1,14 +1,11 @@
-"""The one way from a waiting trial to a device: the scheduler's assignments become bundles.
+"""The one way from a waiting trial to a device: a scheduler is asked, and its assignments are carried out.
 
-A trial with a part of a device shares a bundle with the other trials there. The bundle is fused where all of them have
-one signature; otherwise it is a pack of such bundles, or each trial has a process of its own. A trial with one whole
-device trains solo, and a trial with several devices is distributed. Every run goes this way, real or simulated,
-whatever its scheduler and its modes (invariant 10).
+Every run goes this way, real or simulated, whatever its scheduler and its modes (invariant 10).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol
 
@@ -17,9 +14,9 @@ from penstock.engine.bundling import Bundling, Place
 from penstock.engine.clocking import Pace
 from penstock.engine.descriptions import Descriptions
 from penstock.engine.elastic import Elastic
+from penstock.engine.entering import Entering
 from penstock.engine.following import Following
 from penstock.engine.holdings import Holdings
-from penstock.engine.origins import Origin, origin
 from penstock.engine.packing import Packs
 from penstock.engine.queue import Queue
 from penstock.engine.sharded import Shards
@@ -99,10 +96,10 @@ class Placing:
         self.queue = Queue(history, self.descriptions, self.pace, self.suspects, later, width, features)
         self.bundling = Bundling(self._declare, clock, self.pace, study)
         self.running = self.bundling.running  # the bundle of each trial that runs
+        self.entering = Entering(self)
         self.elastic = Elastic(self, growing or Growing(), spreads=spreads)
         self.nodes: tuple[Node, ...] = ()  # that are paid for
         self.changed = True
-        self._alone: set[str] = set()  # signatures whose trials were said to train solo
         self._cut_off: dict[int, Turn] = {}  # trials that ran when the last driver ended, until they are placed
 
     def _variants(self, trials: Sequence[int]) -> dict[str, list[str]]:
@@ -246,10 +243,10 @@ class Placing:
             if trial in leaving:
                 demand = self.queue.pop(trial)
                 if alike:
-                    self.bundling.enter(self._bundle(one), demand, self._done(trial), one)
+                    self.bundling.enter(self.entering.bundle(one), demand, self._done(trial), one)
                     self.running[trial].leaving.add(trial)
                     there.append(trial)
-            elif alike and (place := self.enter(one)) is not None:
+            elif alike and (place := self.entering.enter(one)) is not None:
                 formed[place.name] = place
         for place in formed.values():
             self.bundling.declare(place)
@@ -299,105 +296,9 @@ class Placing:
             made = self.elastic.on_the_way(view, demands, made, speed)
         made = self.packs.join(view, made, demands, speed)
         moved = [self.running[one.trial] for one in made if one.trial in self.running and bundling.move(one.trial)]
-        begun = self._start([one for one in made if one.trial in self.queue.waiting])
+        begun = self.entering.start([one for one in made if one.trial in self.queue.waiting])
         for place in dict.fromkeys([*moved, *begun]):
             bundling.declare(place)
-
-    def _start(self, made: list[Assignment]) -> Iterator[Place]:
-        """Start the trials whose devices have room now; a trial waits while others still leave its devices."""
-        company: dict[str, int] = {}
-        alike = self.packs.alike(made)
-        for one in made:
-            for name in one.devices:
-                company[name] = company.get(name, len(self.bundling.on(name))) + 1
-        for one in made:
-            if self.bundling.fits(one, self.queue.waiting[one.trial].bytes):
-                # A lone trial cannot measure fusing, so it has its device to itself, or a part of a pack.
-                lonely = alike.get(one.trial, company[one.devices[0]]) == 1 and self.size(one) is None
-                alone = replace(one, share=1.0) if one.share < 1 and lonely and not one.packed else one
-                place = self.enter(alone, lonely=lonely)
-                if place is not None:
-                    yield place
-
-    def size(self, one: Assignment) -> int | None:
-        """The most trials of a fused bundle of a trial's signature where it is assigned, None before it is measured."""
-        return self.pace.size(self.descriptions.of(one.trial).signature or "", one.devices[0])
-
-    def enter(self, one: Assignment, *, lonely: bool = False) -> Place | None:
-        """Put a trial into the bundle that its assignment calls for; None where the trial's state is gone for good.
-
-        A ``lonely`` trial of a pack trains solo there.
-        """
-        if len(one.devices) > 1 and self.shards is None and self._origin(one.trial).legs:
-            one = replace(one, devices=one.devices[:1], share=1.0, measure=False)  # legs are trained on one device
-        place = self._bundle(one)
-        packed = place.mode == "packed" or self.packs.calls_for(one)
-        part = self.packs.part(place, one, lonely=lonely) if packed else None
-        return place if self._begin(place, one, part) else None
-
-    def _bundle(self, one: Assignment) -> Place:
-        """The bundle that an assignment calls for: the one that is on its devices, or a new one."""
-        signature = self.descriptions.of(one.trial).signature or ""
-        others = self.bundling.on(one.devices[0])
-        if self.packs.calls_for(one):
-            return self.packs.bundle(one)
-        if one.share >= 1:
-            mode: BundleMode = "solo" if len(one.devices) == 1 else "distributed"
-            place = self.bundling.make(one.devices, mode, signature)
-            place.size = 1
-            self._tell_alone(signature, one.devices[0])
-            if one.measure:
-                place.measure, few = True, self.descriptions.of(one.trial).batch_size
-                place.reason = f"a batch of {few} has no more parts" if few == len(one.devices) else ""
-        elif others:
-            place = self.running[next(iter(others))]
-            if place.mode != "packed" and (place.signature != signature or not signature):
-                place.mode = "processes"
-        else:
-            place = self.bundling.make(one.devices, "fused" if signature else "processes", signature)
-            place.size = self.size(one)
-            place.guess = self.pace.guess(signature, one.devices[0]) if place.size is None else 0
-            place.reason = self.pace.reason(signature, one.devices[0])
-        return place
-
-    def _tell_alone(self, signature: str, device: str) -> None:
-        """Log once why trials of a signature are not fused, where nothing was measured in this study."""
-        if signature not in self._alone and (said := self.pace.alone(signature, device)):
-            self._alone.add(signature)
-            self.log(events.Measured(signature, device, "sharing", {}, 1, said, "solo", self.clock()))
-
-    def _begin(self, place: Place, one: Assignment, part: Place | None = None) -> bool:
-        """Log that a trial enters a bundle, and enter it; False where the trial's state is gone for good."""
-        demand = self.queue.pop(one.trial)
-        self.elastic.destined.pop(one.trial, None)
-        record = self.history.trials[one.trial]
-        begins, attempt = self._origin(one.trial), record.attempt + 1
-        state, legs, lost = begins
-        if lost is not None and legs and self.shards is not None:
-            error = f"had taken over the lost state {lost.file}, and one device cannot train its donor again: it failed"
-            self.keeper.tell(record, lost, error)
-            self.log(events.Failed(one.trial, record.attempt, f"It {error}.", True, self.clock()))
-            self.changed = True  # its devices are free for other trials
-            return False
-        if lost is not None:
-            self.keeper.tell(record, lost, begins.said)
-        name = (part or place).name
-        where = (place.devices, place.mode, state, self.clock(), one.share, record.variant, name)
-        self.log(events.Placed(one.trial, attempt, *where))
-        inherited = bool(legs) or (state is not None and state == record.start)
-        since = None if part is not None else self.history.turns.since(one.trial)
-        placement = Placement(
-            one.trial, attempt, record.config, record.granted, state, inherited, one.share, record.variant, legs, since
-        )
-        self.bundling.enter(place, demand, placement, one, part)
-        if self.following is not None:
-            self.following.entered(one.trial)
-        if one.measure:
-            self.pace.unlike(one.trial)
-        return True
-
-    def _origin(self, trial: int) -> Origin:
-        return origin(self.history.trials[trial], self.keeper.intact)
 
     # For schedulers
 

@@ -19,7 +19,7 @@ def by_type(scheduler: Scheduler) -> Scheduler:
     """Make a scheduler for devices of one type a scheduler for any devices: it is called for each type.
 
     The longest trial is dealt first. Each goes to the type on which it would end first, after the trials that run there
-    and those dealt before it. So a trial may wait for a fast device while a slow one is free on which it would end
+    and the trials dealt before it. So a trial may wait for a fast device while a slow one is free on which it would end
     later. No trial gets devices of several types, and none moves from one type to another, because the time at a share
     is known for a single type only. A trial that already spans types is not touched.
     """

@@ -269,7 +269,7 @@ def _deal(trials: Mapping[int, tuple[int, int]], free: int, first: str) -> dict[
 def widen(
     devices: Mapping[str, Device], free: Collection[str], held: tuple[str, ...], count: int, *, mixed: bool = False
 ) -> tuple[str, ...]:
-    """``count`` devices for a trial, out of those that it holds and free ones, on as few nodes as possible.
+    """``count`` devices for a trial, out of its own devices and free devices, on as few nodes as possible.
 
     All are of the type of its first device. Where there are too few of that type, and types may be ``mixed``, all of
     that type come first, and devices of other types follow.

@@ -1,4 +1,4 @@
-"""Decisions by their outcome: each candidate is followed through the rungs to come, and the best is begun.
+"""Decisions by their outcome: each candidate is followed through the rungs to come, and the best candidate is begun.
 
 The candidates are the plans of a search, fifo's next move and Fluid's. Each policy decides the same again at every
 later point of its own plan. So a decision that is made there finds a plan at least as good.

@@ -136,7 +136,7 @@ class Search:
         return best
 
     def _near(self, best: Found) -> Iterator[Policy]:
-        """The policies that are one change away from the best; trials that end last are mostly changed first.
+        """The policies that are one change away from the best; mostly, trials that end last are changed first.
 
         The changes are another share; a wider share and the first place; another place; a wider share for one trial and
         a narrower share for another.
