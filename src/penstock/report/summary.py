@@ -18,7 +18,7 @@ from penstock.log.lock import holder
 from penstock.log.ranking import ranked, sound
 from penstock.log.states import States, Store, needed
 from penstock.log.timeline import packs, timeline, utilisation
-from penstock.report.ranks import said_rank
+from penstock.report.ranks import said_fallback, said_rank
 
 LOG = "log.jsonl"
 
@@ -149,6 +149,7 @@ def surrogate_facts(history: History) -> dict[str, Any] | None:
         "targets": len(history.targets),
         "best": trial_facts(ranked(found)[0]) if any(map(sound, found)) else None,
         "rank": said_rank(history),
+        "fallback": said_fallback(history),
     }
 
 
