@@ -12,7 +12,7 @@ from penstock.log.ranking import leading, no_best, ranked, ranks
 from penstock.log.reader import read
 from penstock.log.states import States
 from penstock.log.timeline import Row, timeline
-from penstock.report.ranks import said_rank
+from penstock.report.ranks import said_fallback, said_rank
 from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.task import narrowed
 from penstock.task import AnyTask, Kind, Task, kind_of
@@ -190,6 +190,11 @@ class Surrogates:
     def rank(self) -> str:
         """How well they foretold twins of twice the width; empty where that was not looked at."""
         return said_rank(self._history)
+
+    @property
+    def fallback(self) -> str:
+        """That the search began again wider, as surrogates foretold too little; empty where it did not."""
+        return said_fallback(self._history)
 
     def _trial(self, record: TrialRecord) -> Trial:
         task = self._task

@@ -7,6 +7,7 @@ import pytest
 from penstock.log.events import Asked, Dropped, Ended, Failed, Opened, Placed, Reported, Saved
 from penstock.log.history import History
 from penstock.log.ranking import leading, no_best, ranks
+from penstock.report.ranks import said_fallback
 from penstock.trial import StateRef, Usage
 
 OPENED = Opened({"metric": "loss", "mode": "min", "max_budget": 9})
@@ -46,6 +47,17 @@ def test_a_surrogate_is_never_the_best():
     assert [one.number for one in leading(found)] == [0, 1]
     assert found.surrogates[0].row()["scale"] == 8
     assert "scale" not in found.targets[0].row()
+
+
+def test_a_search_that_began_again_is_said():
+    def at(trial, variant, group="random"):
+        return replace(asked(trial), variant=variant, group=group)
+
+    wider = [at(0, "surrogate 8"), at(1, "surrogate 4", "rank check"), at(2, "surrogate 4")]
+    assert said_fallback(history(*wider[:2])) == ""
+    assert said_fallback(history(*wider)) == "8 times narrower foretold too little: begun again 4 times narrower"
+    direct = history(*wider, at(3, "", "targets rung 0"), at(4, ""))
+    assert said_fallback(direct) == "8 and 4 times narrower foretold too little: the target is tuned"
 
 
 def test_a_later_state_holds_the_best_weights_too():

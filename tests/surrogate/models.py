@@ -28,21 +28,33 @@ class Attention(nn.Module):
 
 
 class Tokens(nn.Module):
-    """A transformer: a table, positions, attention of three kinds, a residual, and an output that may be the table."""
+    """A transformer: a table, positions, attention of three kinds, a residual, and an output."""
 
-    def __init__(self, width=64, tied=False):
+    def __init__(self, width=64):
         super().__init__()
         self.table = nn.Embedding(33, width)
         self.positions = nn.Parameter(torch.randn(12, width))
         self.attention = Attention(width, 4)
         self.layer = nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True, dropout=0.0)
-        self.head = nn.Linear(width, 33, bias=False)
-        if tied:
-            self.head.weight = self.table.weight
+        self.head = nn.Linear(width, 33)
 
     def forward(self, i):
         x = self.table(i) + self.positions[: i.shape[1]]
         return self.head(self.layer(self.attention(x))).flatten(0, 1)
+
+
+class Tied(nn.Module):
+    """A table that is the weight of the output layer too."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.table = nn.Embedding(33, width)
+        self.inner = nn.Linear(width, width)
+        self.head = nn.Linear(width, 33)
+        self.head.weight = self.table.weight
+
+    def forward(self, i):
+        return self.head(self.inner(self.table(i))).flatten(0, 1)
 
 
 class Images(nn.Module):

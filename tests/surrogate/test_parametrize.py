@@ -8,7 +8,7 @@ from penstock.surrogate.parametrize import Part, family
 from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.task import narrowed
 from penstock.surrogate.twin import Multiplied
-from tests.surrogate.models import KINDS, Narrowable, Tokens, draws
+from tests.surrogate.models import KINDS, Narrowable, Tied, draws
 
 
 @pytest.mark.parametrize("m", [1 / 8, 1 / 3])
@@ -54,12 +54,12 @@ def test_the_output_of_a_tied_table_is_multiplied():
         def loss(self, model, batch, config):
             return torch.nn.functional.cross_entropy(model(batch[0]), batch[1].flatten())
 
-    narrow = narrowed(Texts(lambda: Tokens(tied=True)), Surrogate(scale=2)).model({})
+    narrow = narrowed(Texts(Tied), Surrogate(scale=2)).model({})
     (hook,) = narrow.head._forward_pre_hooks.values()
     assert isinstance(hook, Multiplied)
     assert hook.by == 2
     x = draws(4, 32)
-    torch.testing.assert_close(narrow.head(x), 2 * x @ narrow.table.weight.T)
+    torch.testing.assert_close(narrow.head(x), 2 * x @ narrow.table.weight.T + narrow.head.bias)
 
 
 class Scalar(Narrowable):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.algorithms import transfer
 from penstock.log.events import Asked, Opened, Placed, Reported, Wrote
 from penstock.surrogate.task import narrowed
 from penstock.trial import scale_of
@@ -201,20 +202,34 @@ def test_plans_and_surrogates_exclude_each_other():
         study().plan(deadline="1h")
 
 
-def test_a_rank_check_is_of_ordinary_logged_trials():
-    class Wide(Narrowable):
-        def __init__(self):
-            super().__init__(lambda: perceptron(128, layers=3))
+class Wide(Narrowable):
+    def __init__(self):
+        super().__init__(lambda: perceptron(128, layers=3))
 
-    made = study(Wide(), trials=40, algorithm=ps.Random(budget=1), surrogate=ps.Surrogate(scale=8))
-    result = made.run(progress=False, sharing="fused")
+
+wide = studies(Wide, SPACE, trials=40, algorithm=ps.Random(budget=1), surrogate=ps.Surrogate(scale=8))
+
+
+def test_a_rank_check_is_of_ordinary_logged_trials(monkeypatch):
+    monkeypatch.setattr(transfer, "LEAST", -1.0)  # any order is good enough
+    result = wide().run(progress=False, sharing="fused")
     (opened,) = [event.settings["surrogate"] for event in log() if isinstance(event, Opened)]
     pairs = opened["pairs"]
     assert 8 <= pairs <= 16
-    wider = [trial for trial in result.surrogate.trials if trial.scale == 4]
-    assert len(wider) >= pairs
-    assert result.surrogate.rank.startswith(f"the order of {pairs} at twice the width: Spearman 0.")
+    assert [trial.scale for trial in result.surrogate.trials].count(4) >= pairs
+    assert result.surrogate.rank.startswith(f"the order of {pairs} at twice the width: Spearman ")
+    assert result.surrogate.fallback == ""
     assert result.surrogate.rank in run("penstock show s").stdout
+
+
+def test_surrogates_that_foretell_too_little_are_given_up_and_the_target_is_tuned(monkeypatch):
+    monkeypatch.setattr(transfer, "LEAST", 1.1)  # no order is good enough
+    result = wide().run(progress=False, sharing="fused")
+    assert len(result.trials) == 40
+    assert result.surrogate.fallback == "8 and 4 times narrower foretold too little: the target is tuned"
+    assert len(result.optuna_study().trials) == 40
+    again = wide(trials=41).run(progress=False, sharing="fused")
+    assert len(again.trials) == len(again.optuna_study().trials) == 41
 
 
 FILE = """

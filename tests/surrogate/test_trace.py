@@ -13,7 +13,7 @@ from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.shrink import shrink
 from penstock.surrogate.task import narrowed, rates_of
 from penstock.surrogate.trace import Unanalysable, trace
-from tests.surrogate.models import Images, Narrowable, Sequences, Tokens, draws
+from tests.surrogate.models import Images, Narrowable, Sequences, Tied, Tokens, draws
 
 CLASSES = torch.arange(6) % 33
 
@@ -53,7 +53,7 @@ def test_a_transformer_is_narrowed_along_its_width_alone():
 
 
 def test_a_table_that_is_the_output_too_is_tied():
-    roles, _, narrow = twin(Tokens(tied=True), torch.arange(24).view(2, 12))
+    roles, _, narrow = twin(Tied(), torch.arange(24).view(2, 12))
     assert roles["table.weight"] == "tied"
     assert narrow.head.weight is narrow.table.weight
 

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from penstock.algorithms.sampling import Numbers
 from penstock.algorithms.storage import EPOCH, LAST, LogStorage, StoredTrial
-from penstock.algorithms.transfer import CHECK
+from penstock.algorithms.transfer import CHECK, RACE
 from penstock.log.events import Asked, Event, Opened
 from penstock.log.history import History
 from penstock.log.ranking import sound
@@ -65,14 +65,14 @@ def read_study(dir: Path) -> optuna.Study:
 
 
 def drawn_alone(events: Sequence[Event]) -> Iterator[Event]:
-    """A study's events; where it has surrogates, those of the surrogates that were drawn last, by their own numbers."""
+    """A study's events; where it has surrogates, those of the search that began last, by its own numbers."""
     asked = [event for event in events if isinstance(event, Asked)]
-    variants = [event.variant for event in asked if event.variant and event.group != CHECK]
-    if not variants:
+    searched = [event for event in asked if event.group != CHECK and not event.group.startswith(RACE)]
+    if not any(event.variant for event in searched):
         yield from events
         return
-    numbers = Numbers(variants[-1])
-    for event in asked:
-        if event.variant == variants[-1] and event.group != CHECK and event.trial not in numbers.inner:
+    numbers = Numbers(searched[-1].variant)
+    for event in searched:
+        if event.variant == numbers.variant and event.trial not in numbers.inner:
             numbers.add(event.trial)
     yield from filter(None, map(numbers.inward, events))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.algorithms.spearman import interval, spearman
-from penstock.algorithms.transfer import CHECK
+from penstock.algorithms.transfer import CHECK, RACE
 from penstock.log.history import History
 from penstock.trial import score
 
@@ -32,3 +32,17 @@ def said_rank(history: History) -> str:
         return ""
     count, known, (low, high) = found
     return f"the order of {count} at twice the width: Spearman {known:.2f} ({low:.2f} to {high:.2f})"
+
+
+def said_fallback(history: History) -> str:
+    """That a search began again, because its surrogates foretold too little; nothing where it did not.
+
+    >>> said_fallback(History())
+    ''
+    """
+    searched = [one for one in history.trials if one.group != CHECK and not one.group.startswith(RACE)]
+    scales = list(dict.fromkeys(one.scale for one in searched)) if history.surrogates else []
+    if len(scales) < 2:
+        return ""
+    what = "the target is tuned" if scales[-1] == 1 else f"begun again {scales[-1]} times narrower"
+    return f"{' and '.join(map(str, scales[:-1]))} times narrower foretold too little: {what}"

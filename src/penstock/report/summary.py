@@ -19,7 +19,7 @@ from penstock.log.ranking import ranked, sound
 from penstock.log.reader import read
 from penstock.log.states import States, Store, needed
 from penstock.log.timeline import packs, timeline, utilisation
-from penstock.report.ranks import said_rank
+from penstock.report.ranks import said_fallback, said_rank
 
 LOG = "log.jsonl"
 
@@ -150,6 +150,7 @@ def surrogate_facts(history: History) -> dict[str, Any] | None:
         "targets": len(history.targets),
         "best": trial_facts(ranked(found)[0]) if any(map(sound, found)) else None,
         "rank": said_rank(history),
+        "fallback": said_fallback(history),
     }
 
 

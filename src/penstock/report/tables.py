@@ -300,7 +300,7 @@ def _surrogates(facts: dict[str, Any]) -> str:
     if one.get("without"):
         return f"none: {one['without']}"
     said = f"{one['begun']} of {facts['total']}, {one['scale']} times narrower; {one['targets']} targets"
-    return f"{said}; {one['rank']}" if one.get("rank") else said
+    return "; ".join(filter(None, (said, one["rank"], one["fallback"])))
 
 
 def _best(facts: dict[str, Any]) -> Text:

@@ -12,10 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from penstock.surrogate.settings import Surrogate
+from penstock.surrogate.task import narrowed
 from penstock.training.spread import gang, meeting
 from penstock.training.spread.data_parallel import Distributed, Outcome, difference
 from penstock.training.spread.parts import Part
 from penstock.training.spread.sharded import Sharded
+from tests.surrogate.models import Narrowable
 from tests.tasks import Augmented, Blobs, TimeFirst
 from tests.training.gangs import HOST, Gangs
 from tests.training.networks import BLOCKS, OPTIMIZERS, Bundle, Network, bundles
@@ -68,6 +71,11 @@ def test_each_optimizer(gangs, name):
     blocks = ("linear", "batch_norm", "leaky_relu", "dropout")
     bundle = Bundle("vector", blocks, 1, name, 2, 0.5, None, "nll", False, seed=3)
     assert check(gangs, Sized(bundle, 4), {"number": 0}, 2) is None
+
+
+def test_a_surrogates_learning_rates_go_by_the_names_of_parameters(gangs):
+    task = narrowed(Narrowable(), Surrogate(scale=4))
+    assert check(gangs, task, {"optimizer": "Adam", "lr": 0.01}, 2) is None
 
 
 @settings(
