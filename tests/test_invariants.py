@@ -229,6 +229,12 @@ LEVELS = [
 ]
 
 
+def test_no_module_holds_two_ideas():
+    lengths = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    assert len(lengths) > 300
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
 def test_imports_point_down():
     level = {name: i for i, names in enumerate(LEVELS) for name in names}
     checked = 0

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from penstock.errors import TaskError
+from penstock.numeric import shown, whole
 from penstock.seeds import key
 from penstock.task import Task, task_name
 from penstock.training.comparing import compared
@@ -186,3 +187,17 @@ def _kind(value: Any) -> str:
         kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in value))
         return f"a {type(value).__name__} of {len(value)} ({kinds})"
     return f"a {type(value).__name__}"
+
+
+def batch_size(task: Task, config: Config, length: int) -> int:
+    """The batch size from the config or the task, or a clear refusal."""
+    given = config.get("batch_size", task.batch_size)
+    size = whole(given)
+    if size is None or size < 1:
+        raise TaskError(f"The batch size of {task_name(task)} must be a whole number above 0, got {shown(given)}.")
+    if size > length:
+        raise TaskError(
+            f"The batch size of {task_name(task)} is {size}, above its {length} training samples: "
+            "choose a smaller batch_size or give more data."
+        )
+    return size

@@ -19,13 +19,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from penstock.errors import TaskError
-from penstock.numeric import shown, sort, whole
+from penstock.numeric import sort
 from penstock.seeds import key
 from penstock.surrogate.task import rates_of
 from penstock.task import Task, task_name
 from penstock.training.checkpoint import State
 from penstock.training.copying import on_host
-from penstock.training.data import Data, handed_out
+from penstock.training.data import Data, batch_size, handed_out
 from penstock.training.keeping import kept, look, put
 from penstock.training.lazy import fill
 from penstock.training.random.generators import position, random_state, seed_everything, set_random_state
@@ -386,20 +386,6 @@ class Training:
         self.best_score, self.best_unit, self.best_step = best["score"], best["unit"], best["step"]
         self.best_model = state["model"] if best["model"] is None else best["model"]
         self.best_model = on_host(self.best_model)
-
-
-def batch_size(task: Task, config: Config, length: int) -> int:
-    """The batch size from the config or the task, or a clear refusal."""
-    given = config.get("batch_size", task.batch_size)
-    size = whole(given)
-    if size is None or size < 1:
-        raise TaskError(f"The batch size of {task_name(task)} must be a whole number above 0, got {shown(given)}.")
-    if size > length:
-        raise TaskError(
-            f"The batch size of {task_name(task)} is {size}, above its {length} training samples: "
-            "choose a smaller batch_size or give more data."
-        )
-    return size
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:

@@ -12,6 +12,7 @@ from penstock.executors.base import DeviceLost, ExecutorEvent
 from penstock.executors.ray.slot import Slot, alone, how
 
 DOUBT = 15.0  # seconds that a node is avoided after a worker was lost there in an unclear way; each loss doubles them
+STILLBORN = 5  # workers in a row that may die before they are ready; after more, the study is given up
 FAILURES = 3  # losses on one node after which the user is warned
 
 
@@ -21,6 +22,7 @@ class Doubts:
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
         self._failures: Counter[str] = Counter()
+        self._stillborn = 0  # workers in a row
         self._deaths: dict[str, list[set[int]]] = {}  # the trials of each worker that died on a node since a report
 
     @property
@@ -48,6 +50,15 @@ class Doubts:
         if trials:
             deaths.append(set(trials))
         return len(deaths) >= FAILURES and not set.intersection(*deaths)
+
+    def hopeless(self, slot: Slot, error: Exception | None) -> bool:
+        """Take the death of a worker before it was ready; says whether workers cannot start on the cluster."""
+        self._stillborn += not slot.rested
+        return "creation task" in str(error) or self._stillborn > STILLBORN
+
+    def born(self) -> None:
+        """A worker is ready."""
+        self._stillborn = 0
 
     def reported(self, node: str) -> None:
         """A trial on this node has reported, so workers can live there."""

@@ -44,7 +44,6 @@ SILENT = 60.0  # seconds without an answer after which a worker has hung
 STARTING = 120.0  # seconds within which the first worker of a study must start
 COMING = 900.0  # the same where the autoscaler has to make its node
 SLICE = 0.1  # seconds after which a wait looks whether it was woken
-STILLBORN = 5  # workers in a row that may die before they are ready; after more, the study is given up
 
 
 class RayExecutor(Executor):
@@ -72,17 +71,14 @@ class RayExecutor(Executor):
         first: Sequence[Request] = (),
     ) -> None:
         self._ray = require()
-        self._requesting, self._doubts = Requesting(workers, market, idle, least), Doubts()
-        if first:
-            self._requesting.request(first)
+        self._requesting, self._doubts = Requesting(workers, market, idle, least, first), Doubts()
         data = pickled(job, "workers on other machines")
         self._connection: Connection = connect(on, folder)
-        self._began = time.monotonic()
+        self._began, self._looked = time.monotonic(), -inf
         self._events: deque[ExecutorEvent] = deque()
         self._slots: list[Slot] = []
         self._paid = Paid()
         self._begun = self._closed = self._woken = False
-        self._looked, self._stillborn = -inf, 0
         self._studies = Company(uuid.uuid4().hex, weight)
         self._states, self._token, self._name = job.states, leave_token(job.states), job.study
         if isinstance(job.task, Task):
@@ -176,9 +172,8 @@ class RayExecutor(Executor):
                     continue
                 if len(configs) == 1:
                     return [Description()]  # without a signature it trains alone, and kills no other trial's worker
-                of = variants or [""] * len(configs)
-                pairs = zip(configs, of, strict=True)
-                return [one for config, own in pairs for one in self.describe([config], train=False, variants=[own])]
+                pairs = zip(configs, variants or [""] * len(configs), strict=True)
+                return [self.describe([config], train=False, variants=[own])[0] for config, own in pairs]
             if isinstance(answer, Exception):
                 raise answer
             return list(answer)
@@ -285,7 +280,7 @@ class RayExecutor(Executor):
             self._refuse(slot, hello.node, why)
             return
         slot.greet(hello, {s.device.name for s in self._slots if s.device is not None})
-        self._stillborn = 0
+        self._doubts.born()
         self._requesting.greeted(slot)
         assert slot.device is not None
         self._paid.came(slot, self._began)
@@ -325,8 +320,7 @@ class RayExecutor(Executor):
         if slot not in self._slots:
             return
         if slot.device is None:
-            self._stillborn += not slot.rested
-            if "creation task" in str(error) or self._stillborn > STILLBORN:
+            if self._doubts.hopeless(slot, error):
                 self._refuse(slot, "", f"Workers could not start on the cluster: {error}")
             else:
                 self._remove(slot)

@@ -38,7 +38,9 @@ class Requesting:
     no node.
     """
 
-    def __init__(self, workers: int | None, market: str | None, idle: float, least: int = 1) -> None:
+    def __init__(
+        self, workers: int | None, market: str | None, idle: float, least: int = 1, first: Sequence[Request] = ()
+    ) -> None:
         if market is not None and market not in MARKETS:
             raise StudyError(f'Expected market="spot", "on-demand" or None for any, got {market!r}.')
         self.anywhere: Labels = {} if market is None else {MARKET: market}  # the labels of all nodes of this study
@@ -50,6 +52,8 @@ class Requesting:
         self._asked: Any = None  # the question to the head, which nodes its autoscaler can make
         self._accelerators: dict[str, str] = {}  # the label of each device type that was seen
         self._waits: list[float] = []
+        if first:
+            self.request(first)
 
     def request(self, wanted: Sequence[Request]) -> None:
         """Ask for these devices from now on; requests for another market than the study's own are left out."""

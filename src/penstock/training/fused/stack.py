@@ -67,9 +67,8 @@ class Stack:
                         placed.add(name)
                         states = [t.optimizer.state.get(o[name], {}) for t, o in zip(trials, own, strict=True)]
                         seen = tuple(steps_seen(state, steps[number]) for state in states) if steps else ()
-                        by_flat.setdefault((number, of[name].dtype, first.rates.get(name, 1.0), seen), []).append(
-                            (name, of[name])
-                        )
+                        kind = number, of[name].dtype, first.rates.get(name, 1.0), seen
+                        by_flat.setdefault(kind, []).append((name, of[name]))
         for (number, _, rate, _), params in by_flat.items():
             self.flats.append(Flat.of(number, params, steps[number] if steps else None, self.capacity, rate))
         for name, p in first.model.named_parameters():
