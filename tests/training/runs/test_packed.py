@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from penstock.bundle import Bundle, Job, Measured, StateSaved, TrialFailed, TrialFinished, TrialStopped
 from penstock.speed.packing import how_many
 from penstock.task import as_task
-from penstock.training.fused import bundle
+from penstock.training.fused import stepping
 from penstock.training.fused.agreement import agree
 from penstock.training.fused.audit import Audits
 from penstock.training.fused.ways import Native
@@ -203,7 +203,7 @@ def test_a_pack_that_is_stopped_goes_on_in_another_mode(pack):
 def test_two_bundles_of_one_signature_keep_the_numbers_of_their_own_trials(tmp_path, monkeypatch):
     """What was compared with a trial alone in one of them holds for the other."""
     compared = []
-    monkeypatch.setattr(bundle, "agree", lambda *given: compared.append(agree(*given)))
+    monkeypatch.setattr(stepping, "agree", lambda *given: compared.append(agree(*given)))
     pack = Packed(Exact(), tmp_path)
     for name, trials in (("first", (0, 1)), ("second", (2, 3))):
         made = (pack.placement(trial, 2, rate=0.1 + 0.2 * trial) for trial in trials)
