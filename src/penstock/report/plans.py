@@ -166,7 +166,7 @@ def draw_frontier(plan: Plan) -> str:
     for (x, y), names in _points([(name, at(time, cost)) for name, time, cost in marks]).items():
         color = "#d62728" if "this plan" in names else "var(--dim)"
         drawn.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{color}"/>')
-        side, anchor = (x - 7, "end") if x > WIDTH / 2 else (x + 7, "start")
+        side, anchor = (x - 7, "end") if x > 0.8 * WIDTH else (x + 7, "start")
         drawn.append(f'<text x="{side}" y="{y - 7}" text-anchor="{anchor}" {text}>{escape(", ".join(names))}</text>')
     if plan.deadline is not None and plan.deadline <= most_time:
         x, _ = at(plan.deadline, 0)

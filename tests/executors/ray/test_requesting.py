@@ -129,6 +129,8 @@ def test_a_study_follows_a_plan_over_two_types_of_nodes(empty, tmp_path):
         elif isinstance(event, Placed):
             placed.append(there[event.devices[0]])
     assert placed == ["small"] * 3 + ["spot"]
+    names = {node["name"] for event in events if isinstance(event, Devices) for node in event.nodes}
+    assert len(names) == 2, "each is a node of its own, and is paid for"
     assert result.best.curve[-1]["budget"] == 27
     assert result.cost is not None
     assert 0 < result.cost < 36.0 * result.seconds / 3600 * 2

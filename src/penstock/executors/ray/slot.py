@@ -66,7 +66,8 @@ class Slot:
         names = [f"{node}/{kind}:{i}" for i in numbers]
         name = next((name for name in names if name not in taken), f"{node}/{hello.pid}")
         price = _price(hello.labels.get(PRICE))
-        self.device = Device(name, hello.type, hello.memory, node, price, hello.labels.get(MARKET))
+        whole = node + hello.node[-6:]  # some providers' ids differ at their ends alone
+        self.device = Device(name, hello.type, hello.memory, whole, price, hello.labels.get(MARKET))
         return self.device
 
     def place(self, bundle: Bundle, states: dict[str, bytes]) -> None:
