@@ -20,8 +20,10 @@ SHARING = {
     "programs": (
         "tests/cli/test_cli.py",
         "tests/cli/test_planning.py",
+        "tests/cli/test_surrogate.py",
         "tests/engine/test_engine.py",
         "tests/report/test_notebook.py",
+        "tests/surrogate/test_study.py",
         "tests/test_docs.py",
         "tests/test_examples.py",
         "tests/test_faults.py",
@@ -44,6 +46,8 @@ def pytest_configure(config):
         import torch
 
         torch.set_num_threads(1)
+        if not torch.cuda.is_available():
+            os.environ["TRITON_INTERPRET"] = "1"  # before the first import of triton, which reads it
 
 
 def pytest_collection_modifyitems(items):

@@ -139,7 +139,9 @@ def _set_position(generator: Any, position: Any) -> None:
 
 
 def of_user(module: str) -> bool:
-    """Whether a module of Python is the user's, and no installed library's."""
+    """Whether a module of Python is the user's, and neither an installed library's nor Penstock's own."""
+    if module.partition(".")[0] == "penstock":
+        return False
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None or module in sys.stdlib_module_names:
         return module not in sys.stdlib_module_names

@@ -33,6 +33,7 @@ _classes: WeakKeyDictionary[type, dict[type, None]] = WeakKeyDictionary()  # of 
 _used: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()  # names in a class's methods
 _replaced: WeakKeyDictionary[type, dict[Place, None]] = WeakKeyDictionary()  # by making trials, by class of the task
 _SELF = "self"
+_OWN = {"penstock.surrogate.task"}
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def untouched(task: Task) -> Iterator[None]:
 
 def _holders(task: Task) -> dict[str, Holder]:
     """The task, its classes and their modules; and the classes of the user's modules in its models, and theirs."""
-    classes = dict.fromkeys([kind for kind in type(task).__mro__ if kind not in Task.__mro__])
+    classes = dict.fromkeys(_kinds(task))
     classes.update(_classes.get(type(task), {}))
     homes = dict.fromkeys(kind.__module__ for kind in classes)
     return {
@@ -215,6 +216,11 @@ def _holders(task: Task) -> dict[str, Holder]:
         **{f"class {id(kind)}": kind for kind in classes},
         **{f"module {name}": sys.modules[name] for name in homes if name in sys.modules and of_user(name)},
     }
+
+
+def _kinds(task: Task) -> list[type]:
+    """The user's classes of a task. One of Penstock's own may stand before them, as in the task of a surrogate."""
+    return [kind for kind in type(task).__mro__ if kind not in Task.__mro__ and kind.__module__ not in _OWN]
 
 
 def _title(holder: Holder) -> str:
@@ -251,7 +257,8 @@ def _set(holder: Holder, name: Any, value: Any) -> None:
         else:
             holder[name] = value
     elif value is not ABSENT:
-        setattr(holder, name, value)
+        plain = isinstance(holder, type | types.ModuleType | Task)
+        (setattr if plain else object.__setattr__)(holder, name, value)  # an object of the user's may be frozen
     elif name in vars(holder):
         delattr(holder, name)
 
@@ -261,7 +268,7 @@ def _names(task: Task) -> frozenset[str]:
 
     A name that code gives as text counts too, as in ``getattr(self, "weight")``.
     """
-    kinds = [*(kind for kind in type(task).__mro__ if kind not in Task.__mro__), *_classes.get(type(task), ())]
+    kinds = [*_kinds(task), *_classes.get(type(task), ())]
     return frozenset().union(*(_names_in(kind) for kind in kinds))
 
 

@@ -3,6 +3,7 @@
 import copy
 import random
 import warnings
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -412,6 +413,22 @@ class KeepsOnAnotherClass(Scales):
         return Settings.scale
 
 
+@dataclass(frozen=True)
+class Frozen:
+    scale: float
+
+
+class KeepsFrozen(Scales):
+    """Settings that cannot be written, made anew for each trial."""
+
+    def model(self, config):
+        self.settings = Frozen(config["scale"])
+        return super().model(config)
+
+    def factor(self):
+        return self.settings.scale
+
+
 class KeepsInOptimizer(Scales):
     def optimizer(self, params, config):
         self.scale = config["scale"]
@@ -451,7 +468,7 @@ class Told(Plain):
 
 
 KEEPING = [KeepsOnTask, KeepsOnClass, KeepsGlobally, KeepsOnModel, KeepsInDict, KeepsInList, KeepsInObject,
-           KeepsOnAnotherClass, KeepsInOptimizer, KeepsInScheduler, KeepsInData]  # fmt: skip
+           KeepsFrozen, KeepsOnAnotherClass, KeepsInOptimizer, KeepsInScheduler, KeepsInData]  # fmt: skip
 
 
 @pytest.mark.parametrize("task", KEEPING)

@@ -1,4 +1,4 @@
-"""Kernels run in Triton's interpreter where there is no GPU. It is asked for before the first of them is imported."""
+"""Kernels run in Triton's interpreter where there is no GPU."""
 
 import os
 from collections.abc import Iterator
@@ -6,10 +6,6 @@ from unittest import mock
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
 
 @pytest.fixture(autouse=True)
 def _exactly() -> Iterator[None]:
