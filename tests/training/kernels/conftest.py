@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
+
 @pytest.fixture(autouse=True)
 def _exactly() -> Iterator[None]:
     """Products of float32 are not rounded to TF32."""
