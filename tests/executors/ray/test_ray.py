@@ -335,7 +335,7 @@ def test_a_trial_on_two_nodes_loses_one_of_them(on, whole, tmp_path):
         suite.spread(executor, Placement(4, 1, CONFIG, LONG), devices=apart)
         told = []
         until(lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, Report) for e in told), "it trains")
-        (node,) = [node for node in whole.nodes if node.id.startswith(nodes[apart[1]])]
+        (node,) = [node for node in whole.nodes if node.id[:6] + node.id[-6:] == nodes[apart[1]]]
         whole.kill_node(node)
         until(
             lambda: told.extend(executor.wait(0.1)) or any(isinstance(e, TrialFailed) for e in told), "its end is told"
