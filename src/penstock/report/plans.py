@@ -16,6 +16,7 @@ from penstock.report.tables import rows_table
 
 SHOWN = 8  # points of the frontier that a terminal shows
 WIDTH, HEIGHT, EDGE = 720, 300, 56  # of the picture
+LETTER, LINE = 6.5, 14  # about the width of a letter, and the height of a line
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
@@ -163,11 +164,15 @@ def draw_frontier(plan: Plan) -> str:
         f'<text x="{left - 6}" y="{top + 4}" text-anchor="end" {text}>{most_cost:.2f}</text>',
         f'<polyline points="{line}" fill="none" stroke="#4c78a8" stroke-width="2"/>',
     ]
+    labels: list[tuple[float, float, float]] = []
     for (x, y), names in _points([(name, at(time, cost)) for name, time, cost in marks]).items():
         color = "#d62728" if "this plan" in names else "var(--dim)"
         drawn.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{color}"/>')
-        side, anchor = (x - 7, "end") if x > 0.8 * WIDTH else (x + 7, "start")
-        drawn.append(f'<text x="{side}" y="{y - 7}" text-anchor="{anchor}" {text}>{escape(", ".join(names))}</text>')
+        label = ", ".join(names)
+        begin = x - 7 - LETTER * len(label) if x > 0.8 * WIDTH else x + 7
+        height = _free(labels, begin, begin + LETTER * len(label), y - 7)
+        side, anchor = (x - 7, "end") if begin < x else (begin, "start")
+        drawn.append(f'<text x="{side}" y="{height}" text-anchor="{anchor}" {text}>{escape(label)}</text>')
     if plan.deadline is not None and plan.deadline <= most_time:
         x, _ = at(plan.deadline, 0)
         drawn.append(f'<path d="M{x} {top}V{bottom}" stroke="#d62728" stroke-dasharray="4 4"/>')
@@ -185,6 +190,19 @@ def _points(marks: Sequence[tuple[str, tuple[float, float]]]) -> dict[tuple[floa
         near = next((one for one in found if abs(one[0] - x) < 4 and abs(one[1] - y) < 4), (x, y))
         found.setdefault(near, []).append(name)
     return found
+
+
+def _free(labels: list[tuple[float, float, float]], begin: float, end: float, height: float) -> float:
+    """The height for a label from ``begin`` to ``end`` at which it covers none of the others; it is one of them then.
+
+    >>> labels = []
+    >>> _free(labels, 0, 50, 90), _free(labels, 40, 80, 92), _free(labels, 60, 99, 90)
+    (90, 64, 90)
+    """
+    while any(begin < right and left < end and abs(height - other) < LINE for left, right, other in labels):
+        height -= LINE
+    labels.append((begin, end, height))
+    return height
 
 
 def money(plan: Plan, amount: float) -> str:
