@@ -155,7 +155,7 @@ class Comparing:
         if isinstance(value, types.CodeType):
             return self._code(value)
         if isinstance(value, types.CellType):
-            return self._text(value.cell_contents) if _filled(value) else "<empty>"
+            return self._text(value.cell_contents) if filled(value) else "<empty>"
         return self._object(value)
 
     def _object(self, value: Any) -> str:
@@ -314,7 +314,8 @@ def _parts(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (value.to_dense(),)
 
 
-def _filled(cell: types.CellType) -> bool:
+def filled(cell: types.CellType) -> bool:
+    """Whether a cell of a closure holds a value."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:

@@ -18,6 +18,7 @@ from torch import nn
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 CODE = (type, types.FunctionType, types.ModuleType, property, staticmethod, classmethod)
+STORES = {"STORE_ATTR", "STORE_GLOBAL"}  # operations of code that write an attribute or a global
 ABSENT = object()
 LARGE = 1 << 20  # numbers of a tensor, such as data, that no step is expected to write
 LONG = 1 << 16  # entries of a list, such as texts, in which no step is expected to write
@@ -140,7 +141,7 @@ def _set_position(generator: Any, position: Any) -> None:
 
 def of_user(module: str) -> bool:
     """Whether a module of Python is the user's, and neither an installed library's nor Penstock's own."""
-    if module.partition(".")[0] == "penstock":
+    if of_penstock(module):
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None or module in sys.stdlib_module_names:
@@ -149,6 +150,11 @@ def of_user(module: str) -> bool:
     root = getattr(sys.modules.get(first), "__file__", None) or file
     folder = os.path.dirname(root)
     return not _installed(os.path.dirname(folder) if os.path.basename(root).startswith("__init__.") else folder)
+
+
+def of_penstock(module: str) -> bool:
+    """Whether a module of Python is one of Penstock's own."""
+    return module.partition(".")[0] == "penstock"
 
 
 @cache

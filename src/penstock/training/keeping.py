@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from penstock.task import Task
-from penstock.training.contents import ABSENT, CODE, PLAIN, Contents, attributes_of, of_user
+from penstock.training.contents import ABSENT, CODE, PLAIN, STORES, Contents, attributes_of, of_penstock, of_user
 from penstock.training.fused.stacked import Unfusable
 
 Holder = Any  # a task, a class or a module of Python
@@ -33,7 +33,6 @@ _classes: WeakKeyDictionary[type, dict[type, None]] = WeakKeyDictionary()  # of 
 _used: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()  # names in a class's methods
 _replaced: WeakKeyDictionary[type, dict[Place, None]] = WeakKeyDictionary()  # by making trials, by class of the task
 _SELF = "self"
-_OWN = {"penstock.surrogate.task"}
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ def _holders(task: Task) -> dict[str, Holder]:
 
 def _kinds(task: Task) -> list[type]:
     """The user's classes of a task. One of Penstock's own may stand before them, as in the task of a surrogate."""
-    return [kind for kind in type(task).__mro__ if kind not in Task.__mro__ and kind.__module__ not in _OWN]
+    return [kind for kind in type(task).__mro__ if kind not in Task.__mro__ and not of_penstock(kind.__module__)]
 
 
 def _title(holder: Holder) -> str:
@@ -277,10 +276,7 @@ def _set_by_model(task: Task) -> set[str]:
     home = vars(sys.modules.get(type(task).__module__, types))
     codes = [code for code in [_code(type(task).model)] if code is not None]
     every = _codes(codes, home)
-    return {str(one.argval) for code in every for one in dis.get_instructions(code) if one.opname in _STORES}
-
-
-_STORES = {"STORE_ATTR", "STORE_GLOBAL"}
+    return {str(one.argval) for code in every for one in dis.get_instructions(code) if one.opname in STORES}
 
 
 def _names_in(kind: type) -> frozenset[str]:

@@ -32,6 +32,7 @@ from penstock.training.random.generators import position, random_state, seed_eve
 from penstock.training.random.keyed import Solo
 from penstock.training.rates import at_rates
 from penstock.training.returned import made_model, split_scheduler
+from penstock.training.schedulers import writes
 from penstock.training.spread.parts import InParts, Part
 from penstock.training.uncompiled import step, uncompiled
 from penstock.trial import Config, Metrics, Mode, score
@@ -45,6 +46,7 @@ class Training:
     scheduler: Any
     every_step: bool  # whether the scheduler steps at every step, or at every unit
     numbered: bool  # whether it is told the number of both, as those of timm are
+    writing: bool  # whether it may write values outside of the model, which are this trial's own then
     zeroed: list[nn.Parameter] | None  # the parameters whose gradients are dropped by hand
     groups: int  # how many groups of parameters the optimizer had then
     rates: Mapping[str, float]  # factors of the learning rate, by parameter, where they are not 1
@@ -125,6 +127,7 @@ class Training:
         self.closure = isinstance(self.optimizer, torch.optim.LBFGS)
         self.scheduler, self.every_step = split_scheduler(task.scheduler(self.optimizer, config))
         self.numbered = callable(getattr(self.scheduler, "step_update", None))
+        self.writing = bool(writes(self.scheduler))
 
     def take_up(self, random: State | None) -> None:
         """Set the global generators to where this trial left them; None where it has drawn nothing from them yet.
@@ -191,7 +194,8 @@ class Training:
                 self.scheduler.step_update(self.step + 1)
             elif self.every_step:
                 self.scheduler.step()
-            self.kept.renew()
+            if self.writing:
+                self.kept.renew()
         self.step += 1
         self.unit_step += 1
         self.place += self.batch_size
@@ -215,7 +219,8 @@ class Training:
                 scheduler.step(metrics[self.metric])
             else:
                 scheduler.step()
-        self.kept.renew()
+        if self.writing:
+            self.kept.renew()
         self.unit += 1
         self.unit_step = 0
         value = score(metrics, self.metric, self.mode)
@@ -384,8 +389,7 @@ class Training:
         self.take_up(state["random"])
         best = state["best"]
         self.best_score, self.best_unit, self.best_step = best["score"], best["unit"], best["step"]
-        self.best_model = state["model"] if best["model"] is None else best["model"]
-        self.best_model = on_host(self.best_model)
+        self.best_model = on_host(state["model"] if best["model"] is None else best["model"])
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:

@@ -16,7 +16,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from penstock.task import Task
-from penstock.training.contents import PLAIN, of_user
+from penstock.training.comparing import filled
+from penstock.training.contents import PLAIN, STORES, of_user
 
 _TORCHS = {kind for kind in vars(lr_scheduler).values() if isinstance(kind, type)}
 
@@ -45,13 +46,13 @@ def _codes(scheduler: Any) -> Iterator[tuple[set[str], set[str]]]:
             continue
         seen.add(id(value))
         if isinstance(value, types.CodeType):
-            stored = (one.argval for one in dis.get_instructions(value) if one.opname in _STORES)
+            stored = (one.argval for one in dis.get_instructions(value) if one.opname in STORES)
             yield set(value.co_names), {str(name) for name in stored}
             left += [inner for inner in value.co_consts if isinstance(inner, types.CodeType)]
         elif isinstance(value, types.FunctionType):
             if not of_user(value.__module__ or ""):
                 continue
-            left += [value.__code__, *(cell.cell_contents for cell in value.__closure__ or () if _filled(cell))]
+            left += [value.__code__, *(cell.cell_contents for cell in value.__closure__ or () if filled(cell))]
             left += [value.__globals__[name] for name in value.__code__.co_names if _function(value.__globals__, name)]
         elif isinstance(value, types.MethodType):
             left += [value.__func__]
@@ -64,15 +65,7 @@ def _codes(scheduler: Any) -> Iterator[tuple[set[str], set[str]]]:
                     left += [one for name, one in vars(kind).items() if name not in _SAVING and callable(one)]
 
 
-_STORES = {"STORE_ATTR", "STORE_GLOBAL"}
 _SAVING = {"__init__", "state_dict", "load_state_dict", "__getstate__", "__setstate__"}
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 def _function(names: dict[str, Any], name: str) -> bool:

@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import penstock as ps
+from penstock.training.data import DataCache
+from penstock.training.keeping import look
+from penstock.training.loop import Training
 from tests.studies import studies
 from tests.tasks import blobs
 from tests.training.together import farthest
@@ -490,6 +493,21 @@ class ByScheduler(Scales):
 
     def factor(self):
         return self.scale
+
+
+@pytest.mark.parametrize(("task", "looks"), [(KeepsOnTask, False), (KeepsFrozen, False), (ByScheduler, True)])
+def test_a_step_looks_at_what_its_task_keeps_only_where_a_scheduler_may_write_there(task, looks, monkeypatch):
+    made = task()
+    if not looks:
+        made.scheduler = lambda optimizer, config: torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    device = torch.device("cpu")
+    data, config = DataCache(made, 0, device), {"lr": 0.1, "scale": 2.0}
+    trial = Training(made, 0, config, data.get(config), seed=0, device=device, metric="loss", mode="min")
+    seen = []
+    monkeypatch.setattr("penstock.training.keeping.look", lambda task: seen.append(task) or look(task))
+    for _ in zip(range(8), trial.steps(), strict=False):
+        pass
+    assert bool(seen) is looks
 
 
 class ByOptimizer(Scales):
