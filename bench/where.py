@@ -1,6 +1,6 @@
 """Where the time of the host goes in a whole study: before its first report, and in all.
 
-    python bench/where.py [--study mixed|few|one-kind|unlike|small|smoothed] [--sharing auto] [--tiny] [--json]
+    python bench/where.py [--study mixed|few|one-kind|unlike|small|smoothed] [--sharing auto] [--tiny] [--log FILE]
 
 The studies are those of whole_study.py, unlike.py and small.py; ``--tiny`` has little data and few steps, so that what
 is left is what a study costs besides training. A thread looks at the stack of the program a few hundred times a second,

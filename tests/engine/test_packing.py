@@ -4,6 +4,7 @@ import io
 import itertools
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -11,13 +12,18 @@ from torch import nn
 
 import penstock as ps
 from penstock.bundle import Device, Placement
+from penstock.bundle import Measured as BundleMeasured
 from penstock.engine.bundling import Bundling
 from penstock.engine.clocking import Pace
+from penstock.engine.packing import Packs
+from penstock.engine.suspects import Suspects
 from penstock.log.events import Measured, Placed
 from penstock.log.timeline import packs, timeline
 from penstock.report.summary import device_facts, history_of, study_facts
 from penstock.report.tables import study_summary
-from penstock.scheduling.base import Assignment, Demand
+from penstock.scheduling.base import Assignment, Demand, Holding, View, room
+from penstock.scheduling.packs import Packing
+from penstock.speed.curve import Curve
 from tests.studies import log, studies
 from tests.tasks import Blobs, trivial
 
@@ -142,3 +148,24 @@ def test_the_trials_that_are_there_divide_their_device_equally(mode):
     assert {trial: one.share for trial, one in bundling.assigned.items()} == {0: 0.5, 1: 0.5}
     bundling.left(0)
     assert bundling.assigned[1].share == 1
+
+
+def test_a_part_that_is_leaving_takes_nobody_back():
+    """Or a pack that is dissolved would form again, trial by trial, while the last of a part's trials are there."""
+    there, pace = {"gpu 0": Device("gpu 0", "h200", 8)}, Pace()
+    bundling = Bundling(lambda bundle: None, lambda: 0.0, pace, "s")
+    pace.look(there)
+    pace.measured(BundleMeasured("pack", "gpu 0", "packing", {2: 0.9}, 1, "", "packed"))
+    bundling.look(there)
+    place, demands = bundling.make(("gpu 0",), "packed", ""), [Demand(n, "g", 1, signature="a") for n in range(4)]
+    for demand in demands[:3]:
+        one = Assignment(demand.trial, place.devices, 1.0, packed=True)
+        bundling.enter(place, demand, Placement(demand.trial, 1, {}, 1), one)
+    placing = SimpleNamespace(bundling=bundling, suspects=Suspects(), running=bundling.running, pace=pace)
+    running = {n: Holding(demands[n], bundling.assigned[n]) for n in range(3)}
+    view = View(there, running, room(there, running.values()))
+    speed = SimpleNamespace(curve=lambda trial: Curve((1.0,) * 8))
+    packs = Packs(placing, Packing())
+    assert [one.trial for one in packs.join(view, [], demands[3:], speed)] == [3], "one more of its signature"
+    place.leaving |= {0, 1, 2}
+    assert not packs.join(view, [], demands[3:], speed)

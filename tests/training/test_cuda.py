@@ -11,6 +11,7 @@ from torch import nn
 import penstock as ps
 from penstock.log.events import Measured, Reported
 from penstock.log.reader import read
+from penstock.training.fused.recording import Pool, Recording
 from penstock.training.fused.speeding import Speeding
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials
@@ -142,7 +143,7 @@ def test_a_captured_step_holds_what_it_uses_and_nothing_of_it_stays():
         fused.speeding.wanted = "captured"
         fused.step()
         assert not fused.recipe.refusals
-        return held(), next(iter(fused.fast.values())).bytes
+        return held(), fused.fast.bytes
 
     captured()
     fused.fast.clear()
@@ -152,6 +153,25 @@ def test_a_captured_step_holds_what_it_uses_and_nothing_of_it_stays():
     assert after - before <= 1.1 * taken
     fused.fast.clear()
     assert held() == before
+
+
+def test_work_that_cannot_be_recorded_leaves_no_trace():
+    x = torch.ones(2**22, device="cuda")
+
+    def read_back():
+        return (x * 2).sum().item()
+
+    torch.randn(1, device="cuda")  # its generator is there from the first draw on
+    before = held()
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            Recording(read_back, [], Pool())
+        torch.randn(1, device="cuda")
+    assert held() == before
+    recorded = Recording(lambda: x * 2, [], Pool())
+    x.fill_(3)
+    recorded.replay()
+    assert torch.equal(recorded.made, torch.full_like(x, 6))
 
 
 @pytest.mark.parametrize("faster", [None, "captured", "compiled"])

@@ -53,7 +53,12 @@ class Packs:
         unsafe = {name for trial, place in placing.running.items() if half(trial) for name in place.devices}
         unsafe |= {name for one in made if one.trial not in asked for name in one.devices}
         devices = {name: device for name, device in view.devices.items() if name not in unsafe}
-        there = {trial: one for trial, one in running.items() if devices.keys() >= {*one.assignment.devices}}
+        gone = {trial for place in placing.bundling.bundles() for trial in place.leaving}  # nobody joins what ends
+        there = {
+            trial: one
+            for trial, one in running.items()
+            if trial not in gone and devices.keys() >= {*one.assignment.devices}
+        }
         seen = replace(view, devices=devices, running=there, room=room(devices, there.values()))
         pays = {name: None if self.forced else self._placing.pace.packs(name) for name in devices}
         largest = (placing.executor.processes if self._packing.mode == "processes" else 0) or LARGEST

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import torch
 
 AHEAD = 2  # runs of steps that may be launched and not yet computed
 SPAN = 0.05  # seconds that one of them takes about: a device takes only so many launches ahead
 FIRST = 16  # steps of the first, whose pace is not known
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Steps that a device has computed: in how many launches, how many, and their seconds."""
+
+    launches: int = 0
+    steps: int = 0
+    seconds: float = 0.0
 
 
 class Ahead:
@@ -19,6 +29,7 @@ class Ahead:
         self._marks: deque[tuple[torch.cuda.Event, int]] = deque()
         self._before: torch.cuda.Event | None = None  # the end of the work that was computed last
         self._pace: float | None = None  # seconds of a step
+        self.timed = Timed()
 
     @property
     def steps(self) -> int:
@@ -38,13 +49,29 @@ class Ahead:
         """Wait until the device has nothing left to do."""
         self._wait(0)
 
+    def time_anew(self) -> None:
+        """Forget the steps that were timed; those between the next two marks are the first again."""
+        self._before, self.timed = None, Timed()
+
+    def look(self) -> Timed:
+        """The steps that the device was seen to compute since they were last timed anew; waits for none."""
+        while self._marks and self._marks[0][0].query():  # type: ignore[no-untyped-call]
+            self._computed(*self._marks.popleft())
+        return self.timed
+
     def _wait(self, left: int) -> None:
         while len(self._marks) > left:
             mark, steps = self._marks.popleft()
             mark.synchronize()
-            if self._before is not None and steps:
-                self._pace = max(1e-6, self._before.elapsed_time(mark) / 1e3 / steps)
-            self._before = mark
+            self._computed(mark, steps)
+
+    def _computed(self, mark: torch.cuda.Event, steps: int) -> None:
+        """Note work that the device has computed."""
+        if self._before is not None and steps:
+            seconds = max(1e-9, self._before.elapsed_time(mark) / 1e3)
+            self._pace = seconds / steps
+            self.timed = Timed(self.timed.launches + 1, self.timed.steps + steps, self.timed.seconds + seconds)
+        self._before = mark
 
     def launched(self, steps: int) -> None:
         """Note that so many steps, or 0 where it is other work, were launched."""

@@ -81,6 +81,13 @@ class Run(ABC):
     def drain(self) -> None:  # noqa: B027 (the same)
         """Block until the device has computed everything that the run enqueued."""
 
+    def step_seconds(self, launches: int) -> float | None:
+        """The seconds of a step of a trial, by the device's own clock since it was put off; None without one.
+
+        NaN until the device has computed so many launches.
+        """
+        return None
+
 
 class OneTrial(Run):
     """A bundle of one trial, on one worker or on several."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import replace
@@ -296,6 +297,13 @@ class FusedRun(Run):
 
     def put_off(self, wanted: bool) -> None:
         self.fused.recipe.audits.put_off = wanted
+        self.ahead.time_anew()
+
+    def step_seconds(self, launches: int) -> float | None:
+        if not self.launches:
+            return None
+        timed = self.ahead.look()
+        return timed.seconds / timed.steps / len(self.members) if timed.launches >= launches else math.nan
 
     def drain(self) -> None:
         self.ahead.drain()
