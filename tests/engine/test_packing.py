@@ -4,7 +4,6 @@ import io
 import itertools
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -12,18 +11,13 @@ from torch import nn
 
 import penstock as ps
 from penstock.bundle import Device, Placement
-from penstock.bundle import Measured as BundleMeasured
 from penstock.engine.bundling import Bundling
 from penstock.engine.clocking import Pace
-from penstock.engine.packing import Packs
-from penstock.engine.suspects import Suspects
 from penstock.log.events import Measured, Placed
 from penstock.log.timeline import packs, timeline
 from penstock.report.summary import device_facts, history_of, study_facts
 from penstock.report.tables import study_summary
-from penstock.scheduling.base import Assignment, Demand, Holding, View, room
-from penstock.scheduling.packs import Packing
-from penstock.speed.curve import Curve
+from penstock.scheduling.base import Assignment, Demand
 from tests.studies import log, studies
 from tests.tasks import Blobs, trivial
 
@@ -113,12 +107,13 @@ def test_where_packs_gain_nothing_auto_does_not_try():
     assert "packed" not in modes()
 
 
-def test_where_a_pack_loses_it_is_dissolved_and_not_tried_again():
+def test_where_a_pack_gains_nothing_its_bundles_stay_and_take_turns():
     result, measured = simulated(1.02)
     assert [event.size for event in measured] == [1]
     assert [len(trial.curve) for trial in result.trials] == [2] * 8
-    last = timeline(log())[-1]
-    assert last.mode == "solo"
+    assert all(trial.state == "finished" for trial in result.trials)
+    assert Counter(event.trial for event in log() if isinstance(event, Placed)) == dict.fromkeys(range(8), 1)
+    assert log()[-1].clock == pytest.approx(16 / 1.02)
 
 
 def test_on_a_cpu_auto_packs_nothing():
@@ -148,24 +143,3 @@ def test_the_trials_that_are_there_divide_their_device_equally(mode):
     assert {trial: one.share for trial, one in bundling.assigned.items()} == {0: 0.5, 1: 0.5}
     bundling.left(0)
     assert bundling.assigned[1].share == 1
-
-
-def test_a_part_that_is_leaving_takes_nobody_back():
-    """Or a pack that is dissolved would form again, trial by trial, while the last of a part's trials are there."""
-    there, pace = {"gpu 0": Device("gpu 0", "h200", 8)}, Pace()
-    bundling = Bundling(lambda bundle: None, lambda: 0.0, pace, "s")
-    pace.look(there)
-    pace.measured(BundleMeasured("pack", "gpu 0", "packing", {2: 0.9}, 1, "", "packed"))
-    bundling.look(there)
-    place, demands = bundling.make(("gpu 0",), "packed", ""), [Demand(n, "g", 1, signature="a") for n in range(4)]
-    for demand in demands[:3]:
-        one = Assignment(demand.trial, place.devices, 1.0, packed=True)
-        bundling.enter(place, demand, Placement(demand.trial, 1, {}, 1), one)
-    placing = SimpleNamespace(bundling=bundling, suspects=Suspects(), running=bundling.running, pace=pace)
-    running = {n: Holding(demands[n], bundling.assigned[n]) for n in range(3)}
-    view = View(there, running, room(there, running.values()))
-    speed = SimpleNamespace(curve=lambda trial: Curve((1.0,) * 8))
-    packs = Packs(placing, Packing())
-    assert [one.trial for one in packs.join(view, [], demands[3:], speed)] == [3], "one more of its signature"
-    place.leaving |= {0, 1, 2}
-    assert not packs.join(view, [], demands[3:], speed)

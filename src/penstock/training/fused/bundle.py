@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from penstock.training.checkpoint import State
+from penstock.training.copying import brought
 from penstock.training.fused.audit import audited
 from penstock.training.fused.batches import Batches, position_of, shapes_of
 from penstock.training.fused.evaluating import Fetch, Measures, evaluate, evaluate_alone
@@ -80,8 +80,7 @@ class Fused:
         trial.keep_best(self.stack.best_model(trial))
         state = trial.state(drawn=False)
         trial.keep_best({})
-        state["model"] = {name: tensor.clone() for name, tensor in state["model"].items()}
-        state["optimizer"] = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, state["optimizer"])
+        state["model"], state["optimizer"] = brought((state["model"], state["optimizer"]))
         self.stack.forget(trial)
         return state
 

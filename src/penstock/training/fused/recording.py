@@ -85,13 +85,12 @@ def _give_up(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
 
     Work that cannot be recorded breaks a recording, and torch then leaves open what it had begun for it: its random
     generator would refuse all draws from then on, and the pool all other recordings. A recording that succeeds closes
-    the first; the second has a call of its own.
+    the first; the next ones have another pool.
     """
     with suppress(RuntimeError):
         graph.capture_end()
         return
-    with suppress(RuntimeError):  # it may not have begun
-        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.handle)
+    pool.handle = torch.cuda.graph_pool_handle()
     another = torch.cuda.CUDAGraph()
     another.capture_begin(capture_error_mode="thread_local")
     torch.zeros(1, device="cuda")

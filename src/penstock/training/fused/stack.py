@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.training.copying import brought
 from penstock.training.fused.flat import Flat, Room, larger, steps_seen
 from penstock.training.fused.optimizers import VECTORISED
 from penstock.training.fused.structure import Kind, Looks, kind_of
@@ -294,7 +295,8 @@ class Stack:
         if not trial.best_unit or not self.best:
             return {}
         parts = {name: tensor for tensor, name in self._best_parts(self.trials.index(trial))}
-        return {name: parts[name].to("cpu", copy=True) for name in trial.model.state_dict()}
+        found: dict[str, torch.Tensor] = brought({name: parts[name] for name in trial.model.state_dict()})
+        return found
 
     def _best_parts(self, row: int) -> Iterator[tuple[torch.Tensor, str]]:
         """The tensors of a best row, under every name that the model's ``state_dict`` has for them."""

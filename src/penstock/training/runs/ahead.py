@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
 AHEAD = 2  # runs of steps that may be launched and not yet computed
 SPAN = 0.05  # seconds that one of them takes about: a device takes only so many launches ahead
+SHORT = 0.0125  # the same while steps are timed, so that a few runs of steps do not take long
+TIMED = 64  # runs of steps whose pace is kept
 FIRST = 16  # steps of the first, whose pace is not known
-
-
-@dataclass(frozen=True)
-class Timed:
-    """Steps that a device has computed: in how many launches, how many, and their seconds."""
-
-    launches: int = 0
-    steps: int = 0
-    seconds: float = 0.0
 
 
 class Ahead:
@@ -29,12 +22,13 @@ class Ahead:
         self._marks: deque[tuple[torch.cuda.Event, int]] = deque()
         self._before: torch.cuda.Event | None = None  # the end of the work that was computed last
         self._pace: float | None = None  # seconds of a step
-        self.timed = Timed()
+        self._span = SPAN
+        self._paces = deque[float](maxlen=TIMED)  # of the last runs of steps since they were timed anew
 
     @property
     def steps(self) -> int:
         """How many steps to launch next."""
-        return FIRST if self._pace is None else max(1, int(SPAN / self._pace))
+        return FIRST if self._pace is None else max(1, int(self._span / self._pace))
 
     @property
     def busy(self) -> bool:
@@ -49,15 +43,15 @@ class Ahead:
         """Wait until the device has nothing left to do."""
         self._wait(0)
 
-    def time_anew(self) -> None:
-        """Forget the steps that were timed; those between the next two marks are the first again."""
-        self._before, self.timed = None, Timed()
+    def time_anew(self, short: bool) -> None:
+        """Begin to time steps, in ``short`` runs of them or else in long ones."""
+        self._before, self._span, self._paces = None, SHORT if short else SPAN, deque(maxlen=TIMED)
 
-    def look(self) -> Timed:
-        """The steps that the device was seen to compute since they were last timed anew; waits for none."""
+    def paces(self) -> Sequence[float]:
+        """The seconds of a step of each run of steps that the device has computed; waits for none."""
         while self._marks and self._marks[0][0].query():  # type: ignore[no-untyped-call]
             self._computed(*self._marks.popleft())
-        return self.timed
+        return self._paces
 
     def _wait(self, left: int) -> None:
         while len(self._marks) > left:
@@ -68,9 +62,8 @@ class Ahead:
     def _computed(self, mark: torch.cuda.Event, steps: int) -> None:
         """Note work that the device has computed."""
         if self._before is not None and steps:
-            seconds = max(1e-9, self._before.elapsed_time(mark) / 1e3)
-            self._pace = seconds / steps
-            self.timed = Timed(self.timed.launches + 1, self.timed.steps + steps, self.timed.seconds + seconds)
+            self._pace = max(1e-6, self._before.elapsed_time(mark) / 1e3 / steps)
+            self._paces.append(self._pace)
         self._before = mark
 
     def launched(self, steps: int) -> None:

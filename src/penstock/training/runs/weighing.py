@@ -88,16 +88,15 @@ class Weighing:
         seconds = now - self._began
         by_device = {run: run.step_seconds(LAUNCHES if seconds < LONGEST else 1) for run in self.active}
         taken = {run: run.steps - before for run, before in self._window}
-        least = min(taken.values())
-        if least < 1 or any(found is not None and math.isnan(found) for found in by_device.values()):
+        if min(taken.values()) < 1 or any(found is not None and math.isnan(found) for found in by_device.values()):
             return
-        if seconds < SECONDS and (least < STEPS or any(found is not None for found in by_device.values())):
+        by_host = [run for run, found in by_device.items() if found is None]
+        if seconds < SECONDS and any(taken[run] < STEPS for run in by_host):
             return
         for run in self.active:
             run.drain()
         seconds = time.perf_counter() - self._began
         self._tries += 1
-        by_host = [run for run, found in by_device.items() if found is None]
         if any(run.interrupted > self._interrupted[run] for run in by_host) and self._tries < TRIES:
             self.rest()
         else:
