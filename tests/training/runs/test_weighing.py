@@ -210,3 +210,37 @@ def test_a_device_that_computes_few_launches_is_not_waited_for_long(monkeypatch)
         clock[0] += LONGEST
         weighing.look()
     assert clock[0] == 2 * LONGEST
+
+
+def test_a_run_that_launches_nothing_any_more_holds_nobody_up(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    weighing = Weighing(runs := [ByDevice(0.1, "a"), ByDevice(0.1, "b")])
+    for run in runs:
+        run.step()
+    weighing.look()
+    while not weighing.done:
+        for run in weighing.active:
+            run.step()
+        clock[0] += 0.1
+        weighing.look()
+    assert weighing.sigmas == {2: pytest.approx(2)}, "by the host, at last"
+
+
+def test_a_run_whose_step_has_become_another_kind_of_step_is_timed_alone_again(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    plain, other = Clocked(0.02, "a"), ByDevice(0.001, "b")
+    weighing = Weighing([plain, other])
+    for run in (plain, other):
+        run.step()
+    weighing.look()
+    while not weighing.done:
+        if len(weighing.active) > 1:  # from now on, it is captured
+            plain.step_seconds = lambda launches: 0.001
+        for run in weighing.active:
+            run.step()
+            other.launched += 1
+        clock[0] += 0.02
+        weighing.look()
+    assert weighing.sigmas == {2: pytest.approx(2)}, "and not 21: 0.02 s alone against 0.001 s"

@@ -336,7 +336,9 @@ class FusedRun(Run):
         if not ended or self.sizing.measuring is not None:
             return
         certain = min(member.certain(1) for member in self.members)  # the unit that has just ended is counted later
-        if not fused.speeding.end_unit(certain, fast=bool(fused.fast)):
+        paces = self.ahead.paces()
+        seen = median(paces) if paces else None
+        if not fused.speeding.end_unit(certain, fast=bool(fused.fast), by_device=seen):
             fused.fast.clear()
 
     # Events of a trial

@@ -29,8 +29,8 @@ class Weighing:
     def __init__(self, runs: Iterable[Run]) -> None:
         self.runs = list(runs)
         self.sigmas: dict[int, float] = {}
-        self._alone: dict[Run, float] = {}  # seconds of a step
-        self._alike: dict[Hashable, float] = {}  # the same, by the kind of run
+        self._alone: dict[Run, tuple[float, bool]] = {}  # seconds of a step, and whether by the host's clock
+        self._alike: dict[Hashable, tuple[float, bool]] = {}  # the same, by the kind of run
         self._began: float | None = None  # of the window; None while its runs settle
         self._first = time.perf_counter()  # when the runs began to settle
         self._window: list[tuple[Run, int]] = []  # its runs, with the steps that each had taken before
@@ -86,23 +86,40 @@ class Weighing:
                 self._begin()
             return
         seconds = now - self._began
-        by_device = {run: run.step_seconds(LAUNCHES if seconds < LONGEST else 1) for run in self.active}
+        by_device = {run: self._by_device(run, seconds) for run in self.active}
+        by_host = [run for run, found in by_device.items() if found is None]
         taken = {run: run.steps - before for run, before in self._window}
         if min(taken.values()) < 1 or any(found is not None and math.isnan(found) for found in by_device.values()):
             return
-        by_host = [run for run, found in by_device.items() if found is None]
         if seconds < SECONDS and any(taken[run] < STEPS for run in by_host):
             return
         for run in self.active:
             run.drain()
         seconds = time.perf_counter() - self._began
         self._tries += 1
-        if any(run.interrupted > self._interrupted[run] for run in by_host) and self._tries < TRIES:
+        again = any(run.interrupted > self._interrupted[run] for run in by_host)
+        if len(by_device) > 1:  # a step may have become another kind of step since its run was timed alone
+            unlike = [run for run, found in by_device.items() if (found is None) != self._alone[run][1]]
+            for run in unlike if self._tries < TRIES else ():
+                self._forget(run)
+            again = again or bool(unlike)
+        if again and self._tries < TRIES:
             self.rest()
         else:
-            self._end({run: seconds / taken[run] if found is None else found for run, found in by_device.items()})
+            self._end({run: (seconds / taken[run], True) if found is None else (found, False)
+                       for run, found in by_device.items()})  # fmt: skip
         if not self.done:
             self._begin()
+
+    def _by_device(self, run: Run, seconds: float) -> float | None:
+        """The seconds of a step by the device's clock, NaN if it is too early; None where only the host's tells."""
+        found = run.step_seconds(LAUNCHES if seconds < LONGEST else 1)
+        return None if found is not None and math.isnan(found) and seconds > LONGEST else found
+
+    def _forget(self, run: Run) -> None:
+        """Time a run alone once more."""
+        self._alone.pop(run, None)
+        self._alike.pop(run.kind, None)
 
     def _settle(self) -> None:
         self.rest()
@@ -122,7 +139,7 @@ class Weighing:
         self._interrupted = {run: run.interrupted for run in chosen}
         self._began, self._window = time.perf_counter(), [(run, run.steps) for run in chosen]
 
-    def _end(self, each: Mapping[Run, float]) -> None:
+    def _end(self, each: Mapping[Run, tuple[float, bool]]) -> None:
         """Keep the seconds of a step of each run in the window."""
         if len(each) == 1:
             ((run, step),) = each.items()
@@ -130,6 +147,8 @@ class Weighing:
             if run.kind is not None:
                 self._alike[run.kind] = step
         else:
-            self.sigmas[len(each)] = throughput([self._alone[run] for run in each], list(each.values()))
+            self.sigmas[len(each)] = throughput(
+                [self._alone[run][0] for run in each], [step for step, _ in each.values()]
+            )
         self.rest()
         self._tries = 0
