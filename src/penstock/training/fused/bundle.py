@@ -77,10 +77,12 @@ class Fused:
     def state(self, trial: Training) -> State:
         """The state that a plain run of this trial would save."""
         self.stack.export(trial)
-        trial.keep_best(self.stack.best_model(trial))
+        trial.keep_best(self.stack.best_weights(trial))
         state = trial.state(drawn=False)
         trial.keep_best({})
-        state["model"], state["optimizer"] = brought((state["model"], state["optimizer"]))
+        best = state["best"]
+        there = dict(state["model"]), state["optimizer"], best["model"]
+        state["model"], state["optimizer"], best["model"] = brought(there)
         self.stack.forget(trial)
         return state
 

@@ -206,7 +206,7 @@ class Stack:
         """Give a trial tensors of its own again; the last row takes its place."""
         self.export(trial)
         row, last = self.trials.index(trial), len(self.trials) - 1
-        trial.keep_best(self.best_model(trial))
+        trial.keep_best(brought(self.best_weights(trial)))
         self.kinds.pop(id(trial), None)
         self._looks.pop(id(trial), None)
         if not self.own and not self.vectorised and len({*self.kinds.values()}) == 1:
@@ -290,13 +290,12 @@ class Stack:
         for best, tensor in zip(self.best, now, strict=True):
             best.index_copy_(0, index, tensor.index_select(0, index))
 
-    def best_model(self, trial: Training) -> dict[str, torch.Tensor]:
-        """A trial's best weights as its module's ``state_dict``, on the CPU; empty where it has reported none."""
+    def best_weights(self, trial: Training) -> dict[str, torch.Tensor]:
+        """A trial's best weights as its module's ``state_dict``, where they lie; empty where it has reported none."""
         if not trial.best_unit or not self.best:
             return {}
         parts = {name: tensor for tensor, name in self._best_parts(self.trials.index(trial))}
-        found: dict[str, torch.Tensor] = brought({name: parts[name] for name in trial.model.state_dict()})
-        return found
+        return {name: parts[name] for name in trial.model.state_dict()}
 
     def _best_parts(self, row: int) -> Iterator[tuple[torch.Tensor, str]]:
         """The tensors of a best row, under every name that the model's ``state_dict`` has for them."""
