@@ -292,10 +292,9 @@ class Stack:
 
     def best_weights(self, trial: Training) -> dict[str, torch.Tensor]:
         """A trial's best weights as its module's ``state_dict``, where they lie; empty where it has reported none."""
-        if not trial.best_unit or not self.best:
-            return {}
-        parts = {name: tensor for tensor, name in self._best_parts(self.trials.index(trial))}
-        return {name: parts[name] for name in trial.model.state_dict()}
+        known = trial.best_unit and self.best
+        parts = {name: tensor for tensor, name in self._best_parts(self.trials.index(trial))} if known else {}
+        return {name: parts[name] for name in trial.model.state_dict()} if known else {}
 
     def _best_parts(self, row: int) -> Iterator[tuple[torch.Tensor, str]]:
         """The tensors of a best row, under every name that the model's ``state_dict`` has for them."""
