@@ -82,8 +82,8 @@ def fresh(name: str, folder: str, there: str, budget: int, sharing: str) -> dict
     """The same study in a process of its own; its caches lie in a folder, and its log in one inside of it."""
     caches = {"XDG_CACHE_HOME": "user", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
     environment = os.environ | {key: f"{folder}/{value}" for key, value in caches.items()}
-    given = [sys.executable, __file__, "--here", f"{folder}/{there}", "--study", name, "--budget", str(budget), "--sharing", sharing]
-    made = subprocess.run(given, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    here = ["--here", f"{folder}/{there}", "--study", name, "--budget", str(budget), "--sharing", sharing]
+    made = subprocess.run([sys.executable, __file__, *here], env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
     return found
 
