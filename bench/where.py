@@ -1,6 +1,6 @@
 """Where the time of the host goes in a whole study: before its first report, and in all.
 
-    python bench/where.py [--study mixed|few|one-kind|unlike|small|smoothed] [--sharing auto] [--tiny] [--log FILE]
+    python bench/where.py [--study mixed|few|one-kind|unlike|small|smoothed] [--sharing auto] [--tiny] [--json]
 
 The studies are those of whole_study.py, unlike.py and small.py; ``--tiny`` has little data and few steps, so that what
 is left is what a study costs besides training. A thread looks at the stack of the program a few hundred times a second,
@@ -53,9 +53,11 @@ KINDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("capturing a step alone, to time it", "fused/speeding.py", ("Speeding._time",)),
     ("capturing", "fused/recording.py", ("Recording.__init__",)),
     ("audits", "fused/audit.py", ("step_alone", "holdings", "compare", "Row.__init__")),
+    ("audits", "fused/copies.py", ()),
     ("evaluating", "fused/evaluating.py", ()),
     ("evaluating", "training/loop.py", ("Training.evaluate",)),
     ("writing and reading states", "training/checkpoint.py", ()),
+    ("writing and reading states", "fused/bundle.py", ("Fused.state",)),
     ("trials that come and go", "runs/fused.py", ("FusedRun._change", "FusedRun._finish", "FusedRun._stop")),
     ("trials that come and go", "training/trials.py", ()),
     ("waiting for the device", "runs/ahead.py", ("Ahead._wait",)),

@@ -83,7 +83,9 @@ def fresh(name: str, folder: str, there: str, budget: int, sharing: str) -> dict
     caches = {"XDG_CACHE_HOME": "user", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
     environment = os.environ | {key: f"{folder}/{value}" for key, value in caches.items()}
     here = ["--here", f"{folder}/{there}", "--study", name, "--budget", str(budget), "--sharing", sharing]
-    made = subprocess.run([sys.executable, __file__, *here], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    made = subprocess.run(
+        [sys.executable, __file__, *here], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
     found: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
     return found
 
