@@ -8,6 +8,7 @@ from pathlib import Path
 import optuna
 import pytest
 import torch
+import torch.nn.functional as F
 
 import penstock as ps
 from penstock.algorithms import transfer
@@ -61,8 +62,12 @@ def test_the_best_configs_of_narrow_twins_are_trained_at_full_width():
     assert plain.rates == {}
     dataframe = result.dataframe()
     assert sorted(dataframe["number"]) == [trial.number for trial in result.trials]
+    best = result.surrogate.best
     with pytest.raises(ps.StudyError, match="no saved state"):
-        result.surrogate.trials[0].weights()
+        next(one for one in result.surrogate.trials if one.state == "finished" and one.number != best.number).weights()
+    narrow, (x, y) = best.model(), Small().data({})[1]
+    assert {name: tuple(p.shape) for name, p in narrow.named_parameters()}["2.weight"] == (16, 16)
+    assert float(F.cross_entropy(narrow(x), y).detach()) == pytest.approx(best.metrics["loss"], abs=1e-9)
     assert len(result.optuna_study().trials) == 8, "Optuna sees surrogates alone"
 
 
@@ -99,6 +104,15 @@ def test_a_study_that_is_killed_is_replayed_with_its_targets(tmp_path):
         assert os.WIFSIGNALED(in_a_child(killed))
         killable(dir).run(**QUIET)
         assert decisions(dir) == whole
+
+
+def test_the_best_surrogates_keep_their_states_and_others_lose_theirs():
+    result = study(keep=2, algorithm=ps.Random(budget=2)).run(**QUIET)
+    best = sorted(result.surrogate.trials, key=lambda one: one.metrics["loss"])[:2]
+    assert [one.number for one in result.surrogate.kept] == [one.number for one in best]
+    assert all(one.weights().keys() == best[0].weights().keys() for one in best)
+    numbers = {int(path.name.split("-")[0]) for path in Path(".penstock/s/states").iterdir()}
+    assert numbers & {one.number for one in result.surrogate.trials} == {one.number for one in best}
 
 
 def test_a_study_goes_on_with_more_trials_and_refuses_other_surrogates():
