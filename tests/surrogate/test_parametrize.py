@@ -20,6 +20,8 @@ def test_the_factors_are_those_of_tensor_programs_v(m):
     assert [one.rate("Adam") for one in (input, hidden, output)] == pytest.approx([1, 1 / m, 1 / m])
     tied, fixed = Part("tied", m, 1), Part("fixed", 1, 1)
     assert (tied.init, tied.rate("SGD"), tied.rate("Adam"), tied.multiplier) == (1, m, 1, 1 / m)  # as an input's
+    assert [one.factor("Adam").eps for one in (input, hidden, output)] == pytest.approx([1 / m, 1 / m, 1])
+    assert {one.factor("SGD").eps for one in (input, hidden, output)} == {1}
     assert (fixed.init, fixed.rate("SGD"), fixed.rate("Adam"), fixed.multiplier) == (1, 1, 1, 1)
 
 

@@ -12,6 +12,9 @@ form without multipliers (Hydro §4.1, figure 7):
 | tied   | output and table both | 1              | m         | 1               |
 | fixed  | none                  | 1              | 1         | 1               |
 
+Adam's epsilon stands beside a gradient's size. For parameters with other dimensions that grow, this is 1/m times the
+target's, and so is the epsilon: where it is far above the gradients, Adam is SGD, and has SGD's factors.
+
 Initial values are rescaled from the target's own, which a narrow parameter is a part of. Biases, gains of norms,
 embeddings and depthwise filters are of the role input. What a tied table gives as an output layer is multiplied by 1/m.
 The weight decay of a parameter is divided by its learning rate's factor, so that rate × decay stays, as mup has it.
@@ -31,6 +34,7 @@ from torch import nn
 
 from penstock.errors import TaskError
 from penstock.surrogate.trace import Place, Traced
+from penstock.training.rates import PLAIN, Factor
 
 Role = Literal["input", "hidden", "output", "tied", "fixed"]
 Family = Literal["SGD", "Adam"]
@@ -71,6 +75,10 @@ class Part:
         if self.role == "tied":
             return self.summed if family == "SGD" else 1.0
         return self.rest / self.summed if family == "SGD" else 1 / self.summed
+
+    def factor(self, family: Family) -> Factor:
+        """The factors of the learning rate and of the epsilon."""
+        return Factor(self.rate(family), 1.0 if family == "SGD" else self.rate("Adam") / self.rate("SGD"))
 
     @property
     def multiplier(self) -> float:
@@ -135,7 +143,7 @@ def family(optimizer: torch.optim.Optimizer) -> Family:
     return FAMILIES[type(optimizer)]
 
 
-def rates(known: Mapping[str, Part], optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """The factors of the learning rates that are not 1, by parameter."""
+def rates(known: Mapping[str, Part], optimizer: torch.optim.Optimizer) -> dict[str, Factor]:
+    """The factors of the learning rates and epsilons that are not 1, by parameter."""
     of = family(optimizer)
-    return {name: rate for name, part in known.items() if (rate := part.rate(of)) != 1.0}
+    return {name: factor for name, part in known.items() if (factor := part.factor(of)) != PLAIN}
