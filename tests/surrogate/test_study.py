@@ -238,12 +238,16 @@ def test_a_rank_check_is_of_ordinary_logged_trials(monkeypatch):
 
 def test_surrogates_that_foretell_too_little_are_given_up_and_the_target_is_tuned(monkeypatch):
     monkeypatch.setattr(transfer, "LEAST", 1.1)  # no order is good enough
-    result = wide().run(progress=False, sharing="fused")
+    sampler = optuna.samplers.TPESampler(n_startup_trials=2)
+    result = wide(sampler=sampler).run(progress=False, sharing="fused")
     assert len(result.trials) == 40
     assert result.surrogate.fallback == "8 and 4 times narrower foretold too little: the target is tuned"
     assert len(result.optuna_study().trials) == 40
-    again = wide(trials=41).run(progress=False, sharing="fused")
+    changed = {"space": {"lr": ps.loguniform(1e-3, 0.4)}, "trials": 41}
+    again = wide(sampler=sampler, **changed).run(progress=False, sharing="fused", allow_changes=True)
     assert len(again.trials) == len(again.optuna_study().trials) == 41
+    configs = [[trial.config for trial in one.trials][:40] for one in (result, again)]
+    assert configs[0] == configs[1], "each search has the configs of its own trials"
 
 
 FILE = """

@@ -29,6 +29,15 @@ CHECKED = 4  # the least scale whose order can be compared with that of narrow t
 CHECK, RACE = "rank check", "targets rung"  # names of groups
 
 
+def searched(group: str) -> bool:
+    """Whether a group's trials are the search's own, and neither of the rank check nor of the race.
+
+    >>> searched("asha rung 0"), searched("rank check"), searched("targets rung 1")
+    (True, False, False)
+    """
+    return group != CHECK and not group.startswith(RACE)
+
+
 class Transfer(Algorithm):
     """``inner`` searches by surrogates that are ``scale`` times narrower; then the best configs are trained as targets.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.algorithms.spearman import interval, spearman
-from penstock.algorithms.transfer import CHECK, RACE
+from penstock.algorithms.transfer import CHECK, searched
 from penstock.log.history import History
 from penstock.trial import score
 
@@ -40,8 +40,8 @@ def said_fallback(history: History) -> str:
     >>> said_fallback(History())
     ''
     """
-    searched = [one for one in history.trials if one.group != CHECK and not one.group.startswith(RACE)]
-    scales = list(dict.fromkeys(one.scale for one in searched)) if history.surrogates else []
+    own = [one for one in history.trials if searched(one.group)]
+    scales = list(dict.fromkeys(one.scale for one in own)) if history.surrogates else []
     if len(scales) < 2:
         return ""
     what = "the target is tuned" if scales[-1] == 1 else f"begun again {scales[-1]} times narrower"
