@@ -13,6 +13,9 @@ import torch.nn.functional as F
 import penstock as ps
 from penstock.algorithms import transfer
 from penstock.log.events import Asked, Opened, Placed, Reported, Wrote
+from penstock.log.history import History
+from penstock.log.ranking import leading
+from penstock.report.page import best_rows, study_page
 from penstock.surrogate.task import narrowed
 from penstock.trial import scale_of
 from tests.programs import run
@@ -233,7 +236,14 @@ def test_a_rank_check_is_of_ordinary_logged_trials(monkeypatch):
     assert [trial.scale for trial in result.surrogate.trials].count(4) >= pairs
     assert result.surrogate.rank.startswith(f"the order of {pairs} at twice the width: Spearman ")
     assert result.surrogate.fallback == ""
-    assert result.surrogate.rank in run("penstock show s").stdout
+    page = study_page("s", log(), best_rows(leading(History.of(log()))[-2:]))
+    counted = f"{len(result.surrogate.trials)}, 8 times narrower; {len(result.trials)} targets"
+    assert f"<dt>surrogates</dt><dd>{counted}</dd>" in page
+    assert result.surrogate.rank in page
+    assert result.surrogate.rank in (shown := run("penstock show s").stdout)
+    assert "<th>width</th>" in page
+    assert "40 of 40, 8 times narrower" in shown, "those of the check are not counted"
+    assert "40/40" in run("penstock list").stdout
 
 
 def test_surrogates_that_foretell_too_little_are_given_up_and_the_target_is_tuned(monkeypatch):

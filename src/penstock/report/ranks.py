@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.algorithms.spearman import interval, spearman
 from penstock.algorithms.transfer import CHECK, searched
-from penstock.log.history import History
+from penstock.log.history import History, TrialRecord
 from penstock.trial import score
 
 
@@ -24,6 +24,18 @@ def rank_check(history: History) -> tuple[int, float, tuple[float, float]] | Non
         return None
     known = spearman(*zip(*pairs, strict=True))
     return len(pairs), known, interval(known, len(pairs))
+
+
+def in_search(history: History) -> list[TrialRecord]:
+    """The surrogates of the search that began last, without those of its rank check."""
+    own = [one for one in history.surrogates if searched(one.group)]
+    return [one for one in own if one.scale == own[-1].scale]
+
+
+def said_surrogates(history: History) -> str:
+    """How many surrogates a study has had, and how much narrower those of the last search were."""
+    narrow = f", {found[-1].scale} times narrower" if (found := in_search(history)) else ""
+    return f"{len(history.surrogates)}{narrow}; {len(history.targets)} targets"
 
 
 def said_rank(history: History) -> str:

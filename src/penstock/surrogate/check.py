@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.surrogate.settings import Surrogate
+from penstock.surrogate.settings import STEPS, Surrogate
 from penstock.surrogate.task import narrowed
 from penstock.task import Task
 from penstock.training.data import DataCache
@@ -25,7 +25,7 @@ from penstock.training.random.generators import own_randomness
 from penstock.trial import Config
 
 STEEPEST = 0.45  # right slopes were seen up to 0.4, of narrow layers; wrong factors give a layer of 0.7 and more
-SEEDS, STEPS = 3, 3
+SEEDS = 3
 SMALLER = 0.1  # what learning rates are multiplied by where activations do not stay finite
 TRIES = 3
 

@@ -18,7 +18,7 @@ from penstock.errors import StudyError, TaskError, told
 from penstock.seeds import key
 from penstock.space import Space
 from penstock.surrogate.check import STEEPEST, Slope, coordinates, scales
-from penstock.surrogate.parametrize import Part, family, parts
+from penstock.surrogate.parametrize import Family, Part, family, parts
 from penstock.surrogate.settings import NARROWEST, Surrogate
 from penstock.surrogate.task import Narrowed, narrowed
 from penstock.surrogate.trace import Place, Traced, where
@@ -42,7 +42,7 @@ class Examined:
     task: Narrowed
     config: Config
     scale: int
-    family: str
+    family: Family
     parts: Mapping[str, Part]
     slopes: tuple[Slope, ...]
     bytes: tuple[int, int]
