@@ -41,7 +41,7 @@ def test_initial_values_are_the_users_own_rescaled():
     target = task.model({})
     torch.manual_seed(3)
     narrow = narrowed(task, Surrogate(scale=4)).model({})
-    for layer, factor in ((0, 1.0), (2, 2.0), (4, 4.0)):
+    for layer, factor in ((0, 1.0), (2, 2.0), (4, 0.0)):  # the last layer begins with zeros
         of_target = target[layer].weight[slice(None, None, 4 if layer < 4 else None), :: 4 if layer else None]
         assert torch.equal(narrow[layer].weight, factor * of_target)
         assert torch.equal(narrow[layer].bias, target[layer].bias[:: 4 if layer < 4 else 1])
