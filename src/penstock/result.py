@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, StateError, StudyError, told
 from penstock.log.history import History, TrialRecord
-from penstock.log.ranking import leading, no_best, ranked, ranks
+from penstock.log.ranking import leading, no_best, ranks
 from penstock.log.reader import read
 from penstock.log.states import States
 from penstock.log.timeline import Row, timeline
@@ -181,10 +181,15 @@ class Surrogates:
 
     @property
     def best(self) -> Trial:
-        """The one with the best report."""
-        for record in ranked(self._history.surrogates):
+        """The one with the best report; its ``model()`` is the trained narrow twin."""
+        for record in self._history.kept_surrogates:
             return self._trial(record)
         raise StudyError("No surrogate has reported a finite metric, so none is best.")
+
+    @property
+    def kept(self) -> list[Trial]:
+        """The best ones, in order from the best, as many as ``Study(keep=...)`` keeps the best states of."""
+        return [self._trial(record) for record in self._history.kept_surrogates]
 
     @property
     def rank(self) -> str:

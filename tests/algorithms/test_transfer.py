@@ -64,6 +64,8 @@ def test_any_order_of_results_keeps_the_contract_ends_and_is_replayed(name, rand
     first = {member.trial: (group, scale_of(member.variant)) for group, member in reversed(game.asked)}
     own = [scale for group, scale in first.values() if group != CHECK and not group.startswith("targets")]
     assert own.count(game.algorithm.scale) == 12
+    ranked = game.algorithm._best(game.algorithm._configs)
+    assert [number for _, number in game.algorithm._order] == ranked, "the order is kept up as scores change"
     assert replay(made(), FakeSearch(12, learns=learns), game.reports) == game.log
 
 

@@ -42,7 +42,9 @@ def test_a_surrogate_is_never_the_best():
     twin = replace(asked(1), variant="surrogate 8")
     found = history(asked(0), twin, reported(0, 1, 3.0), reported(1, 1, 2.0), Dropped((1,)))
     assert found.best.number == 0
-    assert [record.number for record in found.kept_or_next] == [0]
+    assert [record.number for record in found.kept] == [0]
+    assert [record.number for record in found.kept_surrogates] == [1]
+    assert {record.number for record in found.kept_or_next} == {0, 1}, "each kind keeps the states of its best"
     assert ([one.number for one in found.targets], [one.number for one in found.surrogates]) == ([0], [1])
     assert [one.number for one in leading(found)] == [0, 1]
     assert found.surrogates[0].row()["scale"] == 8

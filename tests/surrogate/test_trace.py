@@ -13,6 +13,7 @@ from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.shrink import shrink
 from penstock.surrogate.task import narrowed, rates_of
 from penstock.surrogate.trace import Unanalysable, trace
+from penstock.training.rates import Factor
 from tests.surrogate.models import Images, Narrowable, Sequences, Tied, Tokens, draws
 
 CLASSES = torch.arange(6) % 33
@@ -117,5 +118,13 @@ def test_a_surrogates_factors_go_with_copies_and_pickles_of_its_task():
     assert again._traced.keys() == task._traced.keys() != set()
     other = again.model({"lr": 0.1})
     rates = [rates_of(one, made, torch.optim.Adam(made.parameters())) for one, made in ((task, model), (again, other))]
-    assert rates[0] == rates[1] == {"2.weight": 4.0, "4.weight": 4.0}
+    assert (
+        rates[0]
+        == rates[1]
+        == {
+            **dict.fromkeys(("0.weight", "0.bias", "2.bias"), Factor(1.0, 4.0)),
+            "2.weight": Factor(4.0, 4.0),
+            "4.weight": Factor(4.0, 1.0),
+        }
+    )
     assert rates_of(Narrowable(), model, torch.optim.Adam(model.parameters())) == {}

@@ -11,9 +11,10 @@ target itself where the order there cannot be looked at either.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import ceil, inf, isfinite
 
 from penstock.algorithms.base import Algorithm
@@ -27,6 +28,15 @@ ASSUMED = 0.8  # the correlation, where none is measured
 LEAST = 0.5  # the correlation that must be possible, or surrogates say too little
 CHECKED = 4  # the least scale whose order can be compared with that of narrow twins of twice the width
 CHECK, RACE = "rank check", "targets rung"  # names of groups
+
+
+def searched(group: str) -> bool:
+    """Whether a group's trials are the search's own, and neither of the rank check nor of the race.
+
+    >>> searched("asha rung 0"), searched("rank check"), searched("targets rung 1")
+    (True, False, False)
+    """
+    return group != CHECK and not group.startswith(RACE)
 
 
 class Transfer(Algorithm):
@@ -61,6 +71,7 @@ class Transfer(Algorithm):
         self._at: dict[tuple[int, int], float] = {}  # by trial and the budget that it had then
         self._reached: dict[int, int] = {}  # the budget that a trial has reported
         self._failed: set[int] = set()
+        self._order: list[tuple[float, int]] = []  # surrogates that can race, from the best, as `_place` has them
         self._pairs: dict[int, int] = {}  # by surrogate: the trial of its config at twice the width
         self._targets: dict[int, int] = {}  # by surrogate: the trial of its config at full width
         self.search.restart(self._numbers)
@@ -87,11 +98,14 @@ class Transfer(Algorithm):
         score = self.score(report)
         self._seen[number] = max(self._seen.get(number, -inf), score)
         if report.unit >= self._granted.get(number, inf):
+            self._leave(number)
             self._scores[number] = self._seen[number]
             self._at[number, self._granted[number]] = score
             self._reached[number] = self._granted.pop(number)
             if not report.metrics:
                 self._failed.add(number)
+            elif number in self._configs and isfinite(self._scores[number]) and number not in self._failed:
+                insort(self._order, self._place(number))
         if (inner := self._numbers.inner.get(number)) is not None:
             self.inner.tell(replace(report, trial=inner))
 
@@ -185,11 +199,11 @@ class Transfer(Algorithm):
         return needed(ASSUMED if known is None else round(max(known[1][0], 0.0), 2), self._total)
 
     def _race(self) -> list[TrialGroup]:
-        under_way = sum(number in self._granted for number in self._configs)
+        under_way = sum(number in self._configs for number in self._granted)
         if len(self._configs) - under_way < self.eager * self._total or (self._pairs and self.correlation() is None):
             return []
-        able = [number for number in self._configs if not self._is_lost(self._targets.get(number))]
-        best = self._best(able)[: self.racing]
+        able = (number for _, number in self._order if not self._is_lost(self._targets.get(number)))
+        best = list(islice(able, self.racing))
         budgets = rung_budgets(self.max_budget, max(1, self.max_budget // REDUCTION**2), REDUCTION)
         new = []
         for number in best:
@@ -220,4 +234,13 @@ class Transfer(Algorithm):
     def _best(self, numbers: Iterable[int]) -> list[int]:
         """Trials in order from the best; trials that failed or reported nothing finite are left out."""
         left = [number for number in numbers if number not in self._failed and isfinite(self._scores[number])]
-        return sorted(left, key=lambda number: (-self._scores[number], number))
+        return sorted(left, key=self._place)
+
+    def _place(self, number: int) -> tuple[float, int]:
+        return -self._scores[number], number
+
+    def _leave(self, number: int) -> None:
+        """Take a surrogate out of the order, whose score may change."""
+        at = bisect_left(self._order, self._place(number))
+        if at < len(self._order) and self._order[at][1] == number:
+            del self._order[at]

@@ -106,7 +106,7 @@ def report(
     """Draw which trial had which device when, and write a page with it."""
     from penstock.log.ranking import leading
     from penstock.report.export import writing
-    from penstock.report.page import study_page
+    from penstock.report.page import best_rows, study_page
     from penstock.report.summary import events_of, history_of
 
     place = _latest(dir, name)
@@ -114,7 +114,7 @@ def report(
         events = list(events_of(place))
         best = leading(history_of(place))[:10]
         out = out or place / "report.html"
-        page = study_page(place.name, events, [{**trial.row(), "state": trial.standing} for trial in best])
+        page = study_page(place.name, events, best_rows(best))
         with writing(out):
             out.write_text(page, encoding="utf-8", errors="backslashreplace")
     typer.echo(visible(f"Wrote {out}"))

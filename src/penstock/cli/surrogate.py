@@ -40,7 +40,7 @@ def surrogate(
         facts = found_out.surrogate_facts(examined)
         if page is not None:
             with writing(page, "--page"):
-                page.write_text(found_out.surrogate_page(file.stem, facts), encoding="utf-8")
+                page.write_text(found_out.surrogate_page(task_name(study.task), facts), encoding="utf-8")
     if json:
         typer.echo(summary.to_json(facts))
     else:

@@ -26,6 +26,7 @@ from penstock.report.console import Careful
 from penstock.report.forecast import Pace, time_left, units_left
 from penstock.report.format import clock, short, spent, value
 from penstock.report.notebook import Cell, in_notebook
+from penstock.report.ranks import in_search
 from penstock.report.summary import begun
 from penstock.saying import seen
 from penstock.trial import Course, Later, Status
@@ -346,7 +347,7 @@ def _leader(history: History) -> TrialRecord | None:
 
 def _apart(history: History, total: int | None) -> str:
     """How many surrogates and targets have begun."""
-    surrogates = sum(begun(one) for one in history.surrogates)
+    surrogates = sum(begun(one) for one in in_search(history))
     targets = sum(begun(one) for one in history.targets)
     return f"{surrogates}/{total} surrogates, {targets}/{len(history.targets)} targets"
 

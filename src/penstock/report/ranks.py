@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.algorithms.spearman import interval, spearman
-from penstock.algorithms.transfer import CHECK, RACE
-from penstock.log.history import History
+from penstock.algorithms.transfer import CHECK, searched
+from penstock.log.history import History, TrialRecord
 from penstock.trial import score
 
 
@@ -26,6 +26,18 @@ def rank_check(history: History) -> tuple[int, float, tuple[float, float]] | Non
     return len(pairs), known, interval(known, len(pairs))
 
 
+def in_search(history: History) -> list[TrialRecord]:
+    """The surrogates of the search that began last, without those of its rank check."""
+    own = [one for one in history.surrogates if searched(one.group)]
+    return [one for one in own if one.scale == own[-1].scale]
+
+
+def said_surrogates(history: History) -> str:
+    """How many surrogates a study has had, and how much narrower those of the last search were."""
+    narrow = f", {found[-1].scale} times narrower" if (found := in_search(history)) else ""
+    return f"{len(history.surrogates)}{narrow}; {len(history.targets)} targets"
+
+
 def said_rank(history: History) -> str:
     """The rank check on one line; nothing where there is none."""
     if (found := rank_check(history)) is None:
@@ -40,8 +52,8 @@ def said_fallback(history: History) -> str:
     >>> said_fallback(History())
     ''
     """
-    searched = [one for one in history.trials if one.group != CHECK and not one.group.startswith(RACE)]
-    scales = list(dict.fromkeys(one.scale for one in searched)) if history.surrogates else []
+    own = [one for one in history.trials if searched(one.group)]
+    scales = list(dict.fromkeys(one.scale for one in own)) if history.surrogates else []
     if len(scales) < 2:
         return ""
     what = "the target is tuned" if scales[-1] == 1 else f"begun again {scales[-1]} times narrower"

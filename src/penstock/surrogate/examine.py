@@ -18,9 +18,9 @@ from penstock.errors import StudyError, TaskError, told
 from penstock.seeds import key
 from penstock.space import Space
 from penstock.surrogate.check import STEEPEST, Slope, coordinates, scales
-from penstock.surrogate.parametrize import Part, family, parts
+from penstock.surrogate.parametrize import Family, Part, family, parts
 from penstock.surrogate.settings import NARROWEST, Surrogate
-from penstock.surrogate.task import Narrowed, narrowed
+from penstock.surrogate.task import Narrowed, narrowed, parts_of
 from penstock.surrogate.trace import Place, Traced, where
 from penstock.surrogate.twin import known, refuse_lazy
 from penstock.task import Task, shards, task_name
@@ -42,7 +42,7 @@ class Examined:
     task: Narrowed
     config: Config
     scale: int
-    family: str
+    family: Family
     parts: Mapping[str, Part]
     slopes: tuple[Slope, ...]
     bytes: tuple[int, int]
@@ -76,6 +76,7 @@ def examine(task: Task, space: Space, surrogate: Surrogate, *, seed: int = 0, de
         _refuse_narrow(found, surrogate.scale)
         _refuse_width_in_space(task, space, config, target, traced)
         one, bytes, seconds = _train(narrow, config, seed, device)
+        found = dict(parts_of(one.model))
         of = family(one.optimizer)
         _, whole, slow = _train(task, config, seed, device)
     slopes = coordinates(task, config, scales(surrogate.scale), narrow._traced, device=device, seed=seed)

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.errors import StudyError
 from penstock.numeric import finite, shown, whole
 
+STEPS = 3  # after which the coordinate check looks at activations
 NARROWEST = 8  # units: narrower layers are too far from the limit of wide ones for hyperparameters to carry over
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from penstock.surrogate.parametrize import Part
+    from penstock.training.rates import Factor
 
 _PARTS: WeakKeyDictionary[nn.Module, dict[str, Part]] = WeakKeyDictionary()  # by narrow model
 
@@ -55,7 +56,7 @@ def narrowed(task: Task, surrogate: Surrogate, traced: dict[str, Any] | None = N
     return made  # type: ignore[no-any-return]
 
 
-def rates_of(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, float]:
+def rates_of(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, Factor]:
     """The factors of a trial's learning rates, by parameter, as far as they are not 1; none for a target."""
     if not isinstance(task, Narrowed):
         return {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from penstock.errors import TaskError
+from penstock.surrogate.flow import Flowed, flowed
 from penstock.surrogate.parametrize import Part, compared, parts
 from penstock.surrogate.shrink import shrink
 from penstock.surrogate.task import Narrowed
@@ -25,7 +28,17 @@ def twin(task: Narrowed, target: nn.Module, config: Config) -> tuple[nn.Module, 
     refuse_lazy(target)
     traced = known(task, target, config)
     found = parts(target, traced, scale)
+    key = f"flow {scale} {structure(target)}"
+    whole = None if key in task._traced else copy.deepcopy(target)
     model = shrink(target, traced, scale)
+    if whole is not None:
+        batch = first_batch(task.target, config)
+        task._traced[key] = flowed(whole, model, lambda one, rows: task.target.loss(one, rows, config), batch)
+    flow: Flowed = task._traced[key]
+    found = {
+        name: replace(part, last=name in flow.last, attention=flow.attention.get(name, 1.0))
+        for name, part in found.items()
+    }
     _rescale(model, found, {name: part.init for name, part in found.items()})
     return model, found
 
