@@ -81,7 +81,6 @@ class Hidden(nn.Module):
         (Sized(), r"width of the space decides the size of 0.weight, \(\d+, 32\) or"),
         (Lazy(), "lazy modules"),
         (Other(), "got Adadelta"),
-        (Sharded(), "has shards = 2, got surrogate="),
         (Narrowable(Branching), r"cannot be analysed \(.*test_trace.py:\d+\)"),
         (Narrowable(Written), r"No dimension of the model of Narrowable can shrink: .*test_trace.py:\d+"),
         (Narrowable(lambda: perceptron(16)), "makes 0.weight 4 units wide, .*: the largest scale that works is 2"),

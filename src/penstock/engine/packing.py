@@ -58,7 +58,7 @@ class Packs:
         pays = {name: None if self.forced else self._placing.pace.packs(name) for name in devices}
         largest = (placing.executor.processes if self._packing.mode == "processes" else 0) or LARGEST
         most = {name: min(pays[name] or largest, self._room.get(name, largest)) for name in devices}
-        left = [demand for trial, demand in asked.items() if trial not in running]
+        left = [demand for trial, demand in asked.items() if trial not in running and not demand.width]
         return made + join(seen, left, speed, self._packing, most)
 
     def measured(self, event: Measured) -> None:

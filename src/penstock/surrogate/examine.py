@@ -36,7 +36,8 @@ TIMED = 5  # steps, after as many that are not timed
 class Examined:
     """The surrogates of a study: their parameters by name, the check's slopes, bytes, and seconds of a step.
 
-    ``task`` is the surrogates' task, which has kept what was traced.
+    ``task`` is the surrogates' task, which has kept what was traced. A target that no single device holds has no
+    seconds there.
     """
 
     task: Narrowed
@@ -46,7 +47,7 @@ class Examined:
     parts: Mapping[str, Part]
     slopes: tuple[Slope, ...]
     bytes: tuple[int, int]
-    seconds: tuple[float, float]
+    seconds: tuple[float | None, float]
 
     def cost(self, scale: int) -> float:
         """About what a step costs at a scale, of the target's: its matrices shrink along two dimensions."""
@@ -61,8 +62,6 @@ class Examined:
 
 def examine(task: Task, space: Space, surrogate: Surrogate, *, seed: int = 0, device: str = "cpu") -> Examined:
     """Find the surrogates of a task, and check them; raises a TaskError or a StudyError where there can be none."""
-    if shards(task) > 1:
-        raise StudyError(f"{task_name(task)} has shards = {shards(task)}, got surrogate=: leave one of them out.")
     config = middle(space)
     narrow = narrowed(task, surrogate)
     with own_randomness():
@@ -77,9 +76,18 @@ def examine(task: Task, space: Space, surrogate: Surrogate, *, seed: int = 0, de
         _refuse_width_in_space(task, space, config, target, traced)
         one, bytes, seconds = _train(narrow, config, seed, device)
         of = family(one.optimizer)
-        _, whole, slow = _train(task, config, seed, device)
-    slopes = coordinates(task, config, scales(surrogate.scale), narrow._traced, device=device, seed=seed)
+        widths, on, slow = scales(surrogate.scale), device, None
+        if shards(task) == 1:
+            _, whole, slow = _train(task, config, seed, device)
+        else:  # no device holds the target: four widths or more are compared without it
+            whole = round(bytes * _numbers(target) / _numbers(one.model))
+            widths, on = (widths[1:], device) if len(widths) > 3 else (widths, "cpu")
+    slopes = coordinates(task, config, widths, narrow._traced, device=on, seed=seed)
     return Examined(narrow, config, surrogate.scale, of, found, tuple(slopes), (whole, bytes), (slow, seconds))
+
+
+def _numbers(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
 def refuse_wrong(examined: Examined) -> None:

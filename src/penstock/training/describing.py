@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.bundle import Description
-from penstock.task import shards
 from penstock.training.check import Reads, describe, describe_whole
 from penstock.training.loop import Training
 from penstock.training.random.generators import own_randomness, random_state
@@ -32,8 +31,9 @@ class Describing:
         """Describe a config's trial, with one dry batch if ``train``; the global random states stay."""
         worker, trials = self._worker, self._worker.trials
         with own_randomness(), self._outside_kept():
-            if shards(worker.job.task) > 1:
-                return describe_whole(trials.made(trials.spread_kind, 0, config, variant)) if train else Description()
+            if worker.job.shards(variant) > 1:
+                kind = trials.spread_kind(variant)
+                return describe_whole(trials.made(kind, 0, config, variant)) if train else Description()
             if train:
                 training = trials.made(Training, 0, config, variant)
                 described = describe(training, self._reads, train=True, seen=self._seen)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import StateError, TaskError
 from penstock.log.states import prefix
-from penstock.task import FunctionTask, Task, shards
+from penstock.task import FunctionTask, Task
 from penstock.trial import Config, StateRef
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class Trials:
 
     def begin_spread(self, placement: Placement) -> Distributed:
         """A trial that other workers train too, at its placement's state."""
-        training = self.made(self.spread_kind, placement.trial, placement.config, placement.variant)
+        kind = self.spread_kind(placement.variant)
+        training = self.made(kind, placement.trial, placement.config, placement.variant)
         self.kept = training.kept
         self._expect(training)
         self._restore(training, placement)
@@ -141,10 +142,9 @@ class Trials:
         if self._save_cost == 0.0:
             self._save_cost = 0.01 + sum(p.nbytes for p in training.model.parameters()) / 50e6
 
-    @property
-    def spread_kind(self) -> type[Distributed]:
-        """The loop of a trial on several workers."""
-        if shards(self.job.task) > 1:
+    def spread_kind(self, variant: str) -> type[Distributed]:
+        """The loop of a variant's trial on several workers."""
+        if self.job.shards(variant) > 1:
             from penstock.training.spread.sharded import Sharded
 
             return Sharded
