@@ -6,7 +6,8 @@ target whose config is no longer among the best is granted no more.
 
 Before that, some configs are trained at twice the width too, as far as that is cheap. How well one order foretells the
 other says how many targets race. Where it foretells too little, the search begins again at twice the width, or with the
-target itself where the order there cannot be looked at either.
+target itself where the order there cannot be looked at either. Where surrogates had fewer blocks, rows or pixels too,
+it first begins again without that: the twins of twice the width have all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from penstock.algorithms.successive_halving import rung_budgets
 from penstock.trial import Config, Course, Member, Report, StartFrom, TrialGroup, variant_of
 
 REDUCTION = 3  # of the race
-ASSUMED = 0.8  # the correlation, where none is measured
+ASSUMED = 0.8  # the correlation, where none is measured; it must be possible for reduced surrogates, or they are plain
 LEAST = 0.5  # the correlation that must be possible, or surrogates say too little
 CHECKED = 4  # the least scale whose order can be compared with that of narrow twins of twice the width
 CHECK, RACE = "rank check", "targets rung"  # names of groups
@@ -33,13 +34,22 @@ class Transfer(Algorithm):
     """``inner`` searches by surrogates that are ``scale`` times narrower; then the best configs are trained as targets.
 
     ``best`` is how many, where the user says it. ``eager`` is the part of the surrogates after which targets begin, and
-    ``pairs`` how many configs are trained at twice the width too.
+    ``pairs`` how many configs are trained at twice the width too. ``reduced`` says that surrogates have fewer blocks,
+    rows or pixels, as long as the rank check admits that.
     """
 
     def __init__(
-        self, inner: Algorithm, scale: int, *, best: int | None = None, eager: float = 0.5, pairs: int = 0
+        self,
+        inner: Algorithm,
+        scale: int,
+        *,
+        best: int | None = None,
+        eager: float = 0.5,
+        pairs: int = 0,
+        reduced: bool = False,
     ) -> None:
         self.inner, self.first, self.best, self.eager, self.pairs = inner, scale, best, eager, pairs
+        self.first_reduced = reduced
         self.max_budget, self.samples, self.grows = inner.max_budget, inner.samples, inner.grows
 
     def begin(self, search: Search) -> None:
@@ -48,12 +58,12 @@ class Transfer(Algorithm):
         self._dropped: list[int] = []
         self._gone: set[int] = set()  # trials that were dropped
         self._given_up: dict[int, int] = {}  # trials of a search that was given up, until they have done their budget
-        self._begin_at(self.first)
+        self._begin_at(self.first, reduced=self.first_reduced)
 
-    def _begin_at(self, scale: int) -> None:
+    def _begin_at(self, scale: int, *, reduced: bool = False) -> None:
         """Begin the search at a scale."""
-        self.scale = scale
-        self._numbers = Numbers(variant_of(scale))
+        self.scale, self.reduced = scale, reduced
+        self._numbers = Numbers(variant_of(scale, reduced=reduced))
         self._granted: dict[int, int] = {}  # the budget of each trial under way
         self._configs: dict[int, Member] = {}  # surrogates, as they were asked for first
         self._seen: dict[int, float] = {}  # of each trial, its best so far
@@ -70,7 +80,8 @@ class Transfer(Algorithm):
         if self._foretells_too_little():
             self._given_up |= self._granted
             self._dropped += [n for n in (*self._configs, *self._pairs.values()) if n not in self._granted]
-            self._begin_at(self.scale // 2 if self.scale >= 2 * CHECKED else 1)
+            wider = self.scale // 2 if self.scale >= 2 * CHECKED else 1
+            self._begin_at(self.scale if self.reduced else wider)
         groups = [self._outward(group) for group in self.inner.ask()]
         if self.scale == 1:
             return groups
@@ -167,7 +178,7 @@ class Transfer(Algorithm):
 
     def _foretells_too_little(self) -> bool:
         known = self.correlation() if self.scale > 1 else None
-        return known is not None and known[1][1] < LEAST
+        return known is not None and known[1][1] < (ASSUMED if self.reduced else LEAST)
 
     # The race
 

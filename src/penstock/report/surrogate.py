@@ -42,6 +42,7 @@ def surrogate_facts(found: Examined) -> dict[str, Any]:
             {"layer": one.layer, "slope": one.slope, "right": one.right, "changes": one.changes} for one in found.slopes
         ],
         "right": not found.wrong,
+        "fewer": dict(found.reduced),
         "bytes": {"target": found.bytes[0], "surrogate": found.bytes[1]},
         "seconds": {"target": found.seconds[0], "surrogate": found.seconds[1]},
         "speedup": None if found.seconds[0] is None else found.seconds[0] / found.seconds[1],
@@ -71,6 +72,11 @@ def said(facts: dict[str, Any]) -> list[str]:
             ", and no single device holds the target."
             if facts["speedup"] is None
             else f", the target's {1000 * seconds['target']:.3g} ms: {facts['speedup']:.1f} times as fast."
+        ),
+        *(
+            [f"It has {', '.join(facts['fewer'].values())}, if the study's rank check admits that."]
+            if facts["fewer"]
+            else []
         ),
         "Weight decay and dropout do not carry over: tune these at full width.",
     ]
