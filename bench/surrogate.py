@@ -7,11 +7,13 @@ On a CPU, in minutes each:
   ranks     Spearman's correlation of 40 configs at S=8 with full width, beside that of another seed at full width
   transfer  makespan of a study on 8 simulated devices: eager transfer, transfer at the end, and no surrogates
   shards    makespan on 8 simulated devices, of which a target takes all and a surrogate one
+  models    models of torchvision and of Hugging Face: their roles, and whether the coordinate check passes
 By hand, on a machine with a GPU:
   figure1   rates again, for widths of 128 to 4,096
   whole     100 trials from end to end: surrogates, fused at full width, and one by one
 
-Needs ../shared/data/images/mnist.npz (or PENSTOCK_DATA).
+Needs ../shared/data/images/mnist.npz (or PENSTOCK_DATA). The part models needs torchvision and transformers, as
+bench/coverage.py says; it is run where it is named.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import math
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -36,7 +39,9 @@ from torch import nn
 import penstock as ps
 from bench.mnist import digits
 from penstock.algorithms.spearman import spearman
+from penstock.errors import PenstockError
 from penstock.seeds import key
+from penstock.space import Space
 from penstock.surrogate.task import narrowed
 from penstock.training.data import DataCache
 from penstock.training.loop import Training
@@ -232,6 +237,31 @@ def shards() -> Iterator[Row]:
         yield {"what": name, "seconds": result.seconds, "times as fast": next(iter(spent.values())) / result.seconds}
 
 
+def models() -> Iterator[Row]:
+    """What becomes of models that users have at S=4, or at S=2 where that makes a layer too narrow."""
+    from bench.zoo.model import Zoo
+    from bench.zoo.wide import models as wide
+    from penstock.surrogate.examine import examine
+
+    for model in wide():
+        space = Space.of({"lr": ps.loguniform(model.lr / 4, model.lr * 4), "decay": 0.0})
+        for scale in (4, 2):
+            began = time.perf_counter()
+            try:
+                found = examine(Zoo(model, dtype=torch.float32), space, ps.Surrogate(scale=scale))
+                roles = Counter(part.role for part in found.parts.values())
+                steepest = max(found.slopes, key=lambda one: abs(one.slope))
+                said = f"{'failed' if found.wrong else 'passed'} at S={scale}, steepest {steepest.layer}"
+                numbers: Row = {"slope": steepest.slope, **roles}
+            except PenstockError as error:
+                said, numbers = f"refused at S={scale}: {error}", {}
+                if scale == 4 and "narrower than" in said:
+                    continue
+            took = time.perf_counter() - began
+            yield {"what": f"{model.family} {model.name}: {said}", "seconds": took, **numbers}
+            break
+
+
 def _signature(task: ps.Task) -> str:
     from penstock.bundle import Job
     from penstock.training.worker import Worker
@@ -276,6 +306,7 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "ranks": ranks,
     "transfer": transfer,
     "shards": shards,
+    "models": models,
     "figure1": figure1,
     "whole": whole,
 }
