@@ -252,7 +252,7 @@ def models() -> Iterator[Row]:
                 roles = Counter(part.role for part in found.parts.values())
                 steepest = max(found.slopes, key=lambda one: abs(one.slope))
                 said = f"{'failed' if found.wrong else 'passed'} at S={scale}, steepest {steepest.layer}"
-                numbers: Row = {"slope": steepest.slope, **roles}
+                numbers: Row = {"slope": steepest.slope, **dict(roles.items())}
             except PenstockError as error:
                 said, numbers = f"refused at S={scale}: {error}", {}
                 if scale == 4 and "narrower than" in said:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from torch import nn
 
 from bench.zoo import huggingface as hf
-from bench.zoo.model import Model, classified, images, own_loss
+from bench.zoo.model import Model, classified, images
 
 ADAM: dict[str, Any] = {"optimizer": "AdamW", "lr": 1e-3}
 WIDTH: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
@@ -51,7 +50,7 @@ def _vision() -> Iterator[Model]:
 
 
 def _transformers() -> Iterator[Model]:
-    one = partial(hf._model, loss=own_loss, **ADAM)
+    one = hf._model
     yield one("BERT", "Bert:ForSequenceClassification", {**ENCODER, **NO_DROPOUT, "num_labels": 3}, hf.sentences)
     yield one("BERT, eager", "Bert:ForSequenceClassification",
               {**ENCODER, **NO_DROPOUT, "num_labels": 3, "attn_implementation": "eager"}, hf.sentences)  # fmt: skip

@@ -102,5 +102,5 @@ def pairs(found: Examined, trials: int) -> int:
     """How many configs the rank check trains at twice the width: as many as are cheap, or none if these are too few."""
     if found.scale < CHECKED:
         return 0
-    cheap = int(PART * trials / found.cost(found.scale // 2))
+    cheap = min(trials, int(PART * trials / found.cost(found.scale // 2)))
     return min(cheap, MOST) if cheap >= FEWEST else 0

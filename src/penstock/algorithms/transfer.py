@@ -162,6 +162,17 @@ class Transfer(Algorithm):
                 members.append(Member(self._pairs[number], config, first.budget, variant=variant))
         return [self._grant(TrialGroup(CHECK, tuple(members)))] if members else []
 
+    @property
+    def _awaits_check(self) -> bool:
+        """Whether pairs of the rank check are still to come, which may be fewer than were planned."""
+        if not self.pairs or self.scale < CHECKED:
+            return False
+        coming = len(self._pairs) < self.pairs and len(self._configs) < self._total
+        first = next(iter(self._configs.values()), None)
+        budget = 0 if first is None else first.budget
+        told = [(n, budget) in self._at for pair in self._pairs.items() for n in pair]
+        return coming or not all(told)
+
     def correlation(self) -> tuple[float, tuple[float, float]] | None:
         """How well surrogates foretell twins of twice the width, and where the true value lies; None if not known."""
         budgets = {number: self._configs[number].budget for number in self._pairs}
@@ -171,7 +182,7 @@ class Transfer(Algorithm):
             for unit in (budgets[number],)
             if (number, unit) in self._at and (other, unit) in self._at
         ]
-        if self.pairs < 4 or len(scores) < self.pairs:
+        if len(scores) < 4 or self._awaits_check:
             return None
         known = spearman(*zip(*scores, strict=True))
         return known, interval(known, len(scores))
@@ -197,7 +208,7 @@ class Transfer(Algorithm):
 
     def _race(self) -> list[TrialGroup]:
         under_way = sum(number in self._granted for number in self._configs)
-        if len(self._configs) - under_way < self.eager * self._total or (self._pairs and self.correlation() is None):
+        if len(self._configs) - under_way < self.eager * self._total or self._awaits_check:
             return []
         able = [number for number in self._configs if not self._is_lost(self._targets.get(number))]
         best = self._best(able)[: self.racing]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from penstock.errors import StudyError, TaskError, told
+from penstock.errors import PenstockError, StudyError, TaskError, told, trace
 from penstock.seeds import key
 from penstock.space import Space
 from penstock.surrogate.check import STEEPEST, Slope, coordinates, scales
@@ -31,6 +31,7 @@ from penstock.training.loop import Training
 from penstock.training.random.generators import own_randomness, seed_everything
 from penstock.trial import Config
 
+OTHERS = 3  # configs that are tried where the middle one does not train
 TIMED = 5  # steps, after as many that are not timed
 
 
@@ -65,9 +66,9 @@ class Examined:
 
 def examine(task: Task, space: Space, surrogate: Surrogate, *, seed: int = 0, device: str = "cpu") -> Examined:
     """Find the surrogates of a task, and check them; raises a TaskError or a StudyError where there can be none."""
-    config = middle(space)
     narrow = narrowed(task, surrogate.plain)
     with own_randomness():
+        config, timed = _able(task, space, seed, device)
         seed_everything(key(seed, "surrogate"))
         target = task.model(dict(config))
         refuse_lazy(target)
@@ -83,14 +84,33 @@ def examine(task: Task, space: Space, surrogate: Surrogate, *, seed: int = 0, de
         fewer = _reduced(task, config, surrogate, narrow._traced, seed, device)
         if fewer:
             _, bytes, seconds = _train(narrowed(task, surrogate, narrow._traced), config, seed, device)
-        widths, on, slow = scales(surrogate.scale), device, None
-        if shards(task) == 1:
-            _, whole, slow = _train(task, config, seed, device)
-        else:  # no device holds the target: four widths or more are compared without it
+        widths, on = scales(surrogate.scale), device
+        whole, slow = timed or (0, None)
+        if timed is None:  # no device holds the target: four widths or more are compared without it
             whole = round(held * _numbers(target) / _numbers(one.model))
             widths, on = (widths[1:], device) if len(widths) > 3 else (widths, "cpu")
     slopes = coordinates(task, config, widths, narrow._traced, device=on, seed=seed)
     return Examined(narrow, config, surrogate.scale, of, found, tuple(slopes), (whole, bytes), (slow, seconds), fewer)
+
+
+def _able(task: Task, space: Space, seed: int, device: str) -> tuple[Config, tuple[int, float] | None]:
+    """The first config that trains at full width, the middle one before others, and its bytes and seconds of a step.
+
+    A target that no single device holds is not tried.
+    """
+    if shards(task) > 1:
+        return middle(space), None
+    errors: list[Exception] = []
+    configs = [middle(space), *(space.draw(seed, number) for number in range(OTHERS))]
+    for config in configs:
+        try:
+            return config, _train(task, config, seed, device)[1:]
+        except Exception as error:
+            errors.append(error)
+    if isinstance(errors[0], PenstockError):
+        raise errors[0]
+    said = f"The task failed in a dry batch of each of {len(configs)} configs"
+    raise TaskError(f"{said}. With {configs[0]}:\n{trace(errors[0])}")
 
 
 def _numbers(model: nn.Module) -> int:
