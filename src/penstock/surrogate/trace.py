@@ -364,32 +364,38 @@ def _added(size: Size) -> tuple[Any, float] | None:
 def _settled(found: Traced, guards: list[Any], symbols: _Symbols, heads: set[Size], own: set[Any]) -> Traced:
     """With further symbols that grow, where equations between sizes would not hold in a narrower model without them.
 
-    Symbols come first by which heads shrink, and then sizes of tensors: so the number of heads stays where it can.
+    Heads keep their number where that is possible, and shrink in size.
     """
     equations = [guard for guard in map(symbols.env.simplify, guards) if isinstance(guard, sympy.Eq)]
     sides = [*found.sizes.values(), *(side for one in equations for side in one.args)]
     fixed = {symbol: size for symbol, size in found.known.items() if symbol not in found.growing}
     free = [one.subs(fixed) for one in sides if isinstance(one, sympy.Basic) and _free(one) & found.growing]
     found = replace(found, added=dict(filter(None, map(_added, free))))
-    growing, scale = found.growing, 2.0
+    scale = 2.0
 
     def holds(equation: Any, growing: frozenset[Any]) -> bool:
         with suppress(Exception):
             return bool(_at(equation, found.values(scale, growing)))
         return True
 
-    def larger(growing: frozenset[Any]) -> int:
-        """How many sizes of heads stay."""
-        values, sizes = found.values(scale, growing), [one for one in heads if isinstance(one, sympy.Basic)]
-        return sum(_at(one, values) == _at(one, found.known) for one in sizes)
+    def settle(growing: frozenset[Any]) -> tuple[frozenset[Any], int]:
+        """Symbols that grow, and how many equations do not hold then."""
+        violated: list[Any] = []
+        for _ in range(TRIES):
+            violated = [one for one in equations if not holds(one, growing)]
+            for equation in violated:
+                others = sorted(equation.free_symbols - growing, key=lambda s: (s not in own, str(s)))
+                for symbol in others:
+                    if not holds(equation, growing) and holds(equation, growing | {symbol}):
+                        growing = growing | {symbol}
+            if not violated:
+                break
+        return growing, len(violated)
 
-    for _ in range(TRIES):
-        violated = [one for one in equations if not holds(one, growing)]
-        for equation in violated:
-            others = {s: (larger(growing | {s}), s not in own, str(s)) for s in equation.free_symbols - growing}
-            for symbol in sorted(others, key=others.__getitem__):
-                if not holds(equation, growing) and holds(equation, growing | {symbol}):
-                    growing = growing | {symbol}
-        if not violated:
-            break
+    growing, left = settle(found.growing)
+    values = found.values(scale, growing)
+    fewer = [one for one in heads if _free(one) & growing and _at(one, values) == _at(one, found.known)]
+    if sizes := frozenset(symbol for one in fewer for symbol in _free(one) - own):
+        other, more = settle(found.growing | sizes)
+        growing = other if more <= left else growing
     return replace(found, growing=growing, _found={})
