@@ -12,6 +12,8 @@ import torch
 import penstock as ps
 from penstock.algorithms import transfer
 from penstock.log.events import Asked, Opened, Placed, Reported, Wrote
+from penstock.log.history import History
+from penstock.report.progress import Progress
 from penstock.surrogate.task import narrowed
 from penstock.trial import scale_of
 from tests.programs import run
@@ -219,7 +221,10 @@ def test_a_rank_check_is_of_ordinary_logged_trials(monkeypatch):
     assert [trial.scale for trial in result.surrogate.trials].count(4) >= pairs
     assert result.surrogate.rank.startswith(f"the order of {pairs} at twice the width: Spearman ")
     assert result.surrogate.fallback == ""
-    assert result.surrogate.rank in run("penstock show s").stdout
+    shown = " ".join(run("penstock show s").stdout.split())
+    assert f"40 of 40, 8 times narrower; {len(result.trials)} targets; {result.surrogate.rank}" in shown
+    said = Progress(40, lambda: None)._shown(History.of(log())).trials
+    assert said.startswith(f"40/40 surrogates, {pairs} of the rank check, ")
 
 
 def test_surrogates_that_foretell_too_little_are_given_up_and_the_target_is_tuned(monkeypatch):

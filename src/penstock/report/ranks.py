@@ -14,6 +14,12 @@ def _searched(history: History) -> list[TrialRecord]:
     return [one for one in history.trials if one.group != CHECK and not one.group.startswith(RACE)]
 
 
+def present_search(history: History) -> list[TrialRecord]:
+    """The trials of the search that goes on or was the last: surrogates of one variant, or targets in their place."""
+    every = _searched(history)
+    return [one for one in every if one.variant == every[-1].variant]
+
+
 def rank_check(history: History) -> tuple[int, float, tuple[float, float]] | None:
     """The pairs of a study's last rank check, their correlation and its interval; None where there is none yet."""
     searched = [one for one in _searched(history) if one.variant]

@@ -13,7 +13,7 @@ import copy
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import sympy
@@ -29,9 +29,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from penstock.errors import TaskError
 from penstock.surrogate.settings import NARROWEST
+from penstock.surrogate.sizes import Size, chosen, settled, symbols_of, value_of
 
-Size = Any  # a whole number, or an expression of sympy's
-TRIES = 4  # rounds in which violated equations may bring further symbols to grow
 OF_TORCH = {"groups", "num_heads", "embed_dim", "head_dim", "kdim", "vdim", "hidden_size", "input_size"}
 LISTS = {"normalized_shape", "unflattened_size"}
 
@@ -72,7 +71,7 @@ class Traced:
         if not isinstance(size, sympy.Basic):
             return int(size)
         if (size, scale) not in self._found:
-            self._found[size, scale] = int(_at(size, self.values(scale, self.growing)))
+            self._found[size, scale] = int(value_of(size, self.values(scale, self.growing)))
         return self._found[size, scale]
 
     def values(self, scale: float, growing: frozenset[Any]) -> dict[Any, int]:
@@ -84,7 +83,7 @@ class Traced:
     def grows(self, place: Place) -> bool:
         """Whether a dimension grows with width."""
         size = self.sizes.get(place, 0)
-        return bool(_free(size) & self.growing)
+        return bool(symbols_of(size) & self.growing)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -312,90 +311,14 @@ def _found(symbols: _Symbols, watch: _Watch) -> Traced:
     sizes = {place: symbols.simple(symbol) for place, symbol in symbols.made.items()}
     attributes = {place: symbols.simple(symbol) for place, symbol in symbols.attributes.items()}
     heads = {symbols.simple(size) for size in watch.heads}
-    alone = {one for size in heads for one in _free(size) if size == one}
-    own = {one for size in sizes.values() for one in _free(size)}
+    alone = {one for size in heads for one in symbols_of(size) if size == one}
+    own = {one for size in sizes.values() for one in symbols_of(size)}
     growing = set()
     for place in summed:
-        growing |= _chosen(sizes[place], alone, {s.node._expr for s in symbols.made.values()})
+        growing |= chosen(sizes[place], alone, {s.node._expr for s in symbols.made.values()})
     for products, size in watch.outside:  # what the outermost modules give stays, unless a parameter sums over it later
-        later = {s for one in watch.summed[products:] if one in written for s in _free(symbols.simple(one))}
-        growing -= _free(symbols.simple(size)) - later
+        later = {s for one in watch.summed[products:] if one in written for s in symbols_of(symbols.simple(one))}
+        growing -= symbols_of(symbols.simple(size)) - later
     found = Traced(sizes, attributes, symbols.known, frozenset(growing), summed, tables, tied=watch.tied)
-    return _settled(found, [g.expr for g in symbols.env.guards], symbols, heads, own)
-
-
-def _at(size: Any, values: Mapping[Any, int]) -> Any:
-    """An expression with numbers for its symbols; ``subs`` takes many times as long."""
-    return size.xreplace({symbol: sympy.Integer(values[symbol]) for symbol in size.free_symbols})
-
-
-def _free(size: Size) -> set[Any]:
-    return set(size.free_symbols) if isinstance(size, sympy.Basic) else set()
-
-
-def _chosen(size: Size, alone: set[Any], of_tensors: set[Any]) -> set[Any]:
-    """The symbols of a size that are to shrink: of a product one factor, of a sum one of each part.
-
-    Of heads times head size it is the head size, which products of activations sum over; of groups times the channels
-    of a group it is the channels.
-    """
-    free = _free(size)
-    if len(free) < 2:
-        return free
-    if isinstance(size, sympy.Add):
-        return set().union(*(_chosen(part, alone, of_tensors) for part in size.args))
-    return (free & alone) or (free & of_tensors) or {max(free, key=str)}
-
-
-def _added(size: Size) -> tuple[Any, float] | None:
-    """The symbol that a size is made of by taking away a number, and that number by its own measure.
-
-    Of 2·s − 2 it is s and 1: then s is not a width, but half of a width and of two channels more.
-    """
-    if not isinstance(size, sympy.Add) or size.has(sympy.Mod) or len(size.free_symbols) != 1:
-        return None
-    (symbol,) = size.free_symbols
-    by, rest = size.coeff(symbol), size.subs(symbol, 0)
-    if not (by.is_number and rest.is_number and by > 0 > rest):
-        return None
-    return symbol, float(-rest / by)
-
-
-def _settled(found: Traced, guards: list[Any], symbols: _Symbols, heads: set[Size], own: set[Any]) -> Traced:
-    """With further symbols that grow, where equations between sizes would not hold in a narrower model without them.
-
-    Heads keep their number where that is possible, and shrink in size.
-    """
-    equations = [guard for guard in map(symbols.env.simplify, guards) if isinstance(guard, sympy.Eq)]
-    sides = [*found.sizes.values(), *(side for one in equations for side in one.args)]
-    fixed = {symbol: size for symbol, size in found.known.items() if symbol not in found.growing}
-    free = [one.subs(fixed) for one in sides if isinstance(one, sympy.Basic) and _free(one) & found.growing]
-    found = replace(found, added=dict(filter(None, map(_added, free))))
-    scale = 2.0
-
-    def holds(equation: Any, growing: frozenset[Any]) -> bool:
-        with suppress(Exception):
-            return bool(_at(equation, found.values(scale, growing)))
-        return True
-
-    def settle(growing: frozenset[Any]) -> tuple[frozenset[Any], int]:
-        """Symbols that grow, and how many equations do not hold then."""
-        violated: list[Any] = []
-        for _ in range(TRIES):
-            violated = [one for one in equations if not holds(one, growing)]
-            for equation in violated:
-                others = sorted(equation.free_symbols - growing, key=lambda s: (s not in own, str(s)))
-                for symbol in others:
-                    if not holds(equation, growing) and holds(equation, growing | {symbol}):
-                        growing = growing | {symbol}
-            if not violated:
-                break
-        return growing, len(violated)
-
-    growing, left = settle(found.growing)
-    values = found.values(scale, growing)
-    fewer = [one for one in heads if _free(one) & growing and _at(one, values) == _at(one, found.known)]
-    if sizes := frozenset(symbol for one in fewer for symbol in _free(one) - own):
-        other, more = settle(found.growing | sizes)
-        growing = other if more <= left else growing
-    return replace(found, growing=growing, _found={})
+    guards = [symbols.env.simplify(guard.expr) for guard in symbols.env.guards]
+    return settled(found, guards, heads, own)
