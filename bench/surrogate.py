@@ -6,11 +6,14 @@ On a CPU, in minutes each:
   rates     the best learning rate by width, in the standard parametrization and in this one: MLP, SGD and Adam
   ranks     Spearman's correlation of 40 configs at S=8 with full width, beside that of another seed at full width
   transfer  makespan of a study on 8 simulated devices: eager transfer, transfer at the end, and no surrogates
+  shards    makespan on 8 simulated devices, of which a target takes all and a surrogate one
+  models    models of torchvision and of Hugging Face: their roles, and whether the coordinate check passes
 By hand, on a machine with a GPU:
   figure1   rates again, for widths of 128 to 4,096
   whole     100 trials from end to end: surrogates, fused at full width, and one by one
 
-Needs ../shared/data/images/mnist.npz (or PENSTOCK_DATA).
+Needs ../shared/data/images/mnist.npz (or PENSTOCK_DATA). The part models needs torchvision and transformers, as
+bench/coverage.py says; it is run where it is named.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import math
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -35,7 +39,9 @@ from torch import nn
 import penstock as ps
 from bench.mnist import digits
 from penstock.algorithms.spearman import spearman
+from penstock.errors import PenstockError
 from penstock.seeds import key
+from penstock.space import Space
 from penstock.surrogate.task import narrowed
 from penstock.training.data import DataCache
 from penstock.training.loop import Training
@@ -190,6 +196,73 @@ def transfer() -> Iterator[Row]:
             yield {"what": name, "seconds": result.seconds, "best loss": result.best.metrics["loss"]}
 
 
+class Sharded(Digits):
+    """A target that eight devices hold together."""
+
+    shards = 8
+    unit_steps = 4  # the simulated clock does not count them
+
+
+def shards() -> Iterator[Row]:
+    """What surrogates save where a target takes all of 8 devices: table 2 of Hydro has 78.5 times for GPT-3 XL at S=16.
+
+    A unit takes a target 40 s on its 8 devices. It takes a surrogate alone 5 s on one device, and 16 that are fused
+    12.5 s. That is 64 times fewer device seconds, and matrices have 256 times fewer numbers: they do not fill a device.
+    """
+    curve = ps.Curve(sharing=tuple(1 + 0.1 * n for n in range(16)))
+    target = Sharded(512)
+    twin = _signature(narrowed(target, ps.Surrogate(scale=16)))
+    units = {"": 40.0, twin: 5.0}  # trials in shares are not described, so they have no signature
+    spent: dict[str, float] = {}
+    for name, surrogate in {
+        "every trial in shares": None,
+        "surrogates on one device each, solo": ps.Surrogate(scale=16, best=4),
+        "surrogates on one device each, fused": ps.Surrogate(scale=16, best=4),
+    }.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            result = ps.Study(
+                target,
+                {"lr": ps.loguniform(1e-3, 1), "optimizer": "SGD"},
+                metric="loss",
+                mode="min",
+                algorithm=ps.Random(budget=9),
+                trials=100,
+                surrogate=surrogate,
+                dir=scratch,
+            ).run(
+                on=ps.Simulated(devices=8, unit_seconds=units, curve=curve, kept=False),
+                sharing="auto" if surrogate is None else name.rpartition(" ")[2],
+                progress=False,
+            )
+        spent[name] = result.seconds
+        yield {"what": name, "seconds": result.seconds, "times as fast": next(iter(spent.values())) / result.seconds}
+
+
+def models() -> Iterator[Row]:
+    """What becomes of models that users have at S=4, or at S=2 where that makes a layer too narrow."""
+    from bench.zoo.model import Zoo
+    from bench.zoo.wide import models as wide
+    from penstock.surrogate.examine import examine
+
+    for model in wide():
+        space = Space.of({"lr": ps.loguniform(model.lr / 4, model.lr * 4), "decay": 0.0})
+        for scale in (4, 2):
+            began = time.perf_counter()
+            try:
+                found = examine(Zoo(model, dtype=torch.float32), space, ps.Surrogate(scale=scale))
+                roles = Counter(part.role for part in found.parts.values())
+                steepest = max(found.slopes, key=lambda one: abs(one.slope))
+                said = f"{'failed' if found.wrong else 'passed'} at S={scale}, steepest {steepest.layer}"
+                numbers: Row = {"slope": steepest.slope, **dict(roles.items())}
+            except PenstockError as error:
+                said, numbers = f"refused at S={scale}: {error}", {}
+                if scale == 4 and "narrower than" in said:
+                    continue
+            took = time.perf_counter() - began
+            yield {"what": f"{model.family} {model.name}: {said}", "seconds": took, **numbers}
+            break
+
+
 def _signature(task: ps.Task) -> str:
     from penstock.bundle import Job
     from penstock.training.worker import Worker
@@ -233,10 +306,12 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "rates": rates,
     "ranks": ranks,
     "transfer": transfer,
+    "shards": shards,
+    "models": models,
     "figure1": figure1,
     "whole": whole,
 }
-ON_A_CPU = ("rates", "ranks", "transfer")
+ON_A_CPU = ("rates", "ranks", "transfer", "shards")
 
 
 def main(arguments: list[str]) -> None:

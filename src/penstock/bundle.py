@@ -8,7 +8,7 @@ from typing import Literal
 
 from penstock.log.events import Measured as Measured
 from penstock.log.states import States
-from penstock.task import AnyTask, Task
+from penstock.task import AnyTask, Task, shards
 from penstock.trial import Config, Leg, Mode, Report, StateRef
 
 BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
@@ -146,6 +146,10 @@ class Job:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "states", States.of(self.states))
+
+    def shards(self, variant: str) -> int:
+        """How many devices hold one trial of a variant together."""
+        return shards(self.variants.get(variant, self.task))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from penstock.log.states import States
 from penstock.log.timeline import Row, timeline
 from penstock.report.ranks import said_fallback, said_rank
 from penstock.surrogate.settings import Surrogate
-from penstock.surrogate.task import narrowed
+from penstock.surrogate.task import task_of
 from penstock.task import AnyTask, Kind, Task, kind_of
 from penstock.trial import Config, Metrics, Status
 
@@ -204,7 +204,7 @@ class Surrogates:
     def _trial(self, record: TrialRecord) -> Trial:
         task = self._task
         if isinstance(task, Task):
-            task = narrowed(task, Surrogate(scale=record.scale))
+            task = task_of(task, Surrogate.of(self._settings), record.variant)
         return Trial(record, task, "task", self._states)
 
     def __repr__(self) -> str:

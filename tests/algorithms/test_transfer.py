@@ -146,6 +146,16 @@ def test_a_rank_check_trains_some_configs_at_twice_the_width_and_says_how_many_r
     assert noisy.algorithm.racing == needed(round(low, 2), 100) > game.algorithm.racing
 
 
+@pytest.mark.parametrize("inner", [ps.Random(budget=9), ps.Hyperband(max_budget=9)])
+def test_a_rank_check_of_fewer_pairs_than_were_planned_holds_up_no_race(inner):
+    """A study may have fewer trials than that, and brackets have budgets of their own."""
+    game = play(inner, trials=10 if isinstance(inner, ps.Random) else None, pairs=16, best=2).run(by_x)
+    assert 5 <= sum(name == CHECK for name, _ in game.asked) <= 10
+    assert game.algorithm.correlation()[0] == 1.0
+    targets = [member.trial for _, member in game.asked if member.variant == ""]
+    assert max(game.reached[number] for number in targets) == 9
+
+
 def searched(game):
     return list(dict.fromkeys(game.scale(member.trial) for name, member in game.asked if name == "random"))
 

@@ -152,6 +152,19 @@ def test_without_a_best_trial_the_reason_is_known(events, ended, said):
     assert no_best(found).endswith("The error of trial 0: ValueError: no luck") == (BROKE in events)
 
 
+def test_without_a_target_the_reason_is_not_that_its_surrogates_diverged():
+    narrow = [replace(one, variant="surrogate 8") for one in BOTH]
+    found = history(*narrow, reported(0, 1, 1.0), Ended("deadline", 5.0))
+    assert no_best(found) == (
+        "No model of full width was trained, so none is best: the study ended at its deadline while its 2 surrogates "
+        "were. Go on with it, with a later deadline."
+    )
+    found = history(*narrow, BROKE, reported(1, 1, 1.0), Ended("failed", 5.0))
+    assert "of 2 trials 1 failed, 1 had not reported at full width, and the study ended" in no_best(found)
+    found = history(*narrow, reported(0, 1, NAN), reported(1, 1, NAN), Ended("done", 5.0))
+    assert "all 2 trials diverged" in no_best(found)
+
+
 def test_a_study_that_has_not_ended_may_have_a_best_trial_later():
     assert no_best(history(asked(0))).startswith("No trial has reported a finite 'loss' yet")
 

@@ -16,6 +16,7 @@ from penstock.log.events import Asked, Opened, Placed, Reported, Wrote
 from penstock.log.history import History
 from penstock.log.ranking import leading
 from penstock.report.page import best_rows, study_page
+from penstock.report.progress import Progress
 from penstock.surrogate.task import narrowed
 from penstock.trial import scale_of
 from tests.programs import run
@@ -244,6 +245,10 @@ def test_a_rank_check_is_of_ordinary_logged_trials(monkeypatch):
     assert "<th>width</th>" in page
     assert "40 of 40, 8 times narrower" in shown, "those of the check are not counted"
     assert "40/40" in run("penstock list").stdout
+    shown = " ".join(run("penstock show s").stdout.split())
+    assert f"40 of 40, 8 times narrower; {len(result.trials)} targets; {result.surrogate.rank}" in shown
+    said = Progress(40, lambda: None)._shown(History.of(log())).trials
+    assert said.startswith(f"40/40 surrogates, {pairs} of the rank check, ")
 
 
 def test_surrogates_that_foretell_too_little_are_given_up_and_the_target_is_tuned(monkeypatch):

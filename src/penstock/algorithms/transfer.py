@@ -6,7 +6,8 @@ target whose config is no longer among the best is granted no more.
 
 Before that, some configs are trained at twice the width too, as far as that is cheap. How well one order foretells the
 other says how many targets race. Where it foretells too little, the search begins again at twice the width, or with the
-target itself where the order there cannot be looked at either.
+target itself where the order there cannot be looked at either. Where surrogates had fewer blocks, rows or pixels too,
+it first begins again without that: the twins of twice the width have all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from penstock.algorithms.successive_halving import rung_budgets
 from penstock.trial import Config, Course, Member, Report, StartFrom, TrialGroup, variant_of
 
 REDUCTION = 3  # of the race
-ASSUMED = 0.8  # the correlation, where none is measured
+ASSUMED = 0.8  # the correlation, where none is measured; it must be possible for reduced surrogates, or they are plain
 LEAST = 0.5  # the correlation that must be possible, or surrogates say too little
 CHECKED = 4  # the least scale whose order can be compared with that of narrow twins of twice the width
 CHECK, RACE = "rank check", "targets rung"  # names of groups
@@ -43,13 +44,22 @@ class Transfer(Algorithm):
     """``inner`` searches by surrogates that are ``scale`` times narrower; then the best configs are trained as targets.
 
     ``best`` is how many, where the user says it. ``eager`` is the part of the surrogates after which targets begin, and
-    ``pairs`` how many configs are trained at twice the width too.
+    ``pairs`` how many configs are trained at twice the width too. ``reduced`` says that surrogates have fewer blocks,
+    rows or pixels, as long as the rank check admits that.
     """
 
     def __init__(
-        self, inner: Algorithm, scale: int, *, best: int | None = None, eager: float = 0.5, pairs: int = 0
+        self,
+        inner: Algorithm,
+        scale: int,
+        *,
+        best: int | None = None,
+        eager: float = 0.5,
+        pairs: int = 0,
+        reduced: bool = False,
     ) -> None:
         self.inner, self.first, self.best, self.eager, self.pairs = inner, scale, best, eager, pairs
+        self.first_reduced = reduced
         self.max_budget, self.samples, self.grows = inner.max_budget, inner.samples, inner.grows
 
     def begin(self, search: Search) -> None:
@@ -58,12 +68,12 @@ class Transfer(Algorithm):
         self._dropped: list[int] = []
         self._gone: set[int] = set()  # trials that were dropped
         self._given_up: dict[int, int] = {}  # trials of a search that was given up, until they have done their budget
-        self._begin_at(self.first)
+        self._begin_at(self.first, reduced=self.first_reduced)
 
-    def _begin_at(self, scale: int) -> None:
+    def _begin_at(self, scale: int, *, reduced: bool = False) -> None:
         """Begin the search at a scale."""
-        self.scale = scale
-        self._numbers = Numbers(variant_of(scale))
+        self.scale, self.reduced = scale, reduced
+        self._numbers = Numbers(variant_of(scale, reduced=reduced))
         self._granted: dict[int, int] = {}  # the budget of each trial under way
         self._configs: dict[int, Member] = {}  # surrogates, as they were asked for first
         self._seen: dict[int, float] = {}  # of each trial, its best so far
@@ -81,7 +91,8 @@ class Transfer(Algorithm):
         if self._foretells_too_little():
             self._given_up |= self._granted
             self._dropped += [n for n in (*self._configs, *self._pairs.values()) if n not in self._granted]
-            self._begin_at(self.scale // 2 if self.scale >= 2 * CHECKED else 1)
+            wider = self.scale // 2 if self.scale >= 2 * CHECKED else 1
+            self._begin_at(self.scale if self.reduced else wider)
         groups = [self._outward(group) for group in self.inner.ask()]
         if self.scale == 1:
             return groups
@@ -165,6 +176,17 @@ class Transfer(Algorithm):
                 members.append(Member(self._pairs[number], config, first.budget, variant=variant))
         return [self._grant(TrialGroup(CHECK, tuple(members)))] if members else []
 
+    @property
+    def _awaits_check(self) -> bool:
+        """Whether pairs of the rank check are still to come, which may be fewer than were planned."""
+        if not self.pairs or self.scale < CHECKED:
+            return False
+        coming = len(self._pairs) < self.pairs and len(self._configs) < self._total
+        first = next(iter(self._configs.values()), None)
+        budget = 0 if first is None else first.budget
+        told = [(n, budget) in self._at for pair in self._pairs.items() for n in pair]
+        return coming or not all(told)
+
     def correlation(self) -> tuple[float, tuple[float, float]] | None:
         """How well surrogates foretell twins of twice the width, and where the true value lies; None if not known."""
         budgets = {number: self._configs[number].budget for number in self._pairs}
@@ -174,14 +196,14 @@ class Transfer(Algorithm):
             for unit in (budgets[number],)
             if (number, unit) in self._at and (other, unit) in self._at
         ]
-        if self.pairs < 4 or len(scores) < self.pairs:
+        if len(scores) < 4 or self._awaits_check:
             return None
         known = spearman(*zip(*scores, strict=True))
         return known, interval(known, len(scores))
 
     def _foretells_too_little(self) -> bool:
         known = self.correlation() if self.scale > 1 else None
-        return known is not None and known[1][1] < LEAST
+        return known is not None and known[1][1] < (ASSUMED if self.reduced else LEAST)
 
     # The race
 
@@ -200,7 +222,7 @@ class Transfer(Algorithm):
 
     def _race(self) -> list[TrialGroup]:
         under_way = sum(number in self._configs for number in self._granted)
-        if len(self._configs) - under_way < self.eager * self._total or (self._pairs and self.correlation() is None):
+        if len(self._configs) - under_way < self.eager * self._total or self._awaits_check:
             return []
         able = (number for _, number in self._order if not self._is_lost(self._targets.get(number)))
         best = list(islice(able, self.racing))

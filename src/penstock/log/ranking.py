@@ -44,10 +44,17 @@ def no_best(history: History) -> str:
     if ended is None:
         return f"No trial has reported a finite {history.metric!r} yet, so none is best: look again later."
     end = {"deadline": "ended at its deadline", "interrupted": "was interrupted"}.get(ended, "ended")
+    if ended != "failed" and not history.targets and any(one.best_unit and sound(one) for one in history.surrogates):
+        later = ", with a later deadline" if ended == "deadline" else ""
+        return (
+            f"No model of full width was trained, so none is best: the study {end} while its {len(trials)} surrogates "
+            f"were. Go on with it{later}."
+        )
     failed = [trial for trial in trials if trial.status == "failed"]
-    diverged = [trial for trial in trials if trial.status != "failed" and trial.curve]
+    diverged = [trial for trial in trials if trial.status != "failed" and trial.curve and not sound(trial)]
+    width = " at full width" if history.surrogates else ""
     silent = len(trials) - len(failed) - len(diverged)
-    counts = {"failed": len(failed), "diverged": len(diverged), "had not reported": silent}
+    counts = {"failed": len(failed), "diverged": len(diverged), "had not reported" + width: silent}
     some = [(what, count) for what, count in counts.items() if count]
     if len(some) > 1:
         why = f"of {len(trials)} trials {', '.join(f'{count} {what}' for what, count in some)}, and the study {end}"

@@ -46,9 +46,10 @@ def surrogate_facts(found: Examined) -> dict[str, Any]:
             {"layer": one.layer, "slope": one.slope, "right": one.right, "changes": one.changes} for one in found.slopes
         ],
         "right": not found.wrong,
+        "fewer": dict(found.reduced),
         "bytes": {"target": found.bytes[0], "surrogate": found.bytes[1]},
         "seconds": {"target": found.seconds[0], "surrogate": found.seconds[1]},
-        "speedup": found.seconds[0] / found.seconds[1],
+        "speedup": None if found.seconds[0] is None else found.seconds[0] / found.seconds[1],
     }
 
 
@@ -70,8 +71,17 @@ def said(facts: dict[str, Any]) -> list[str]:
     return [
         verdict,
         f"A surrogate and its optimizer hold {size(bytes['surrogate'])}, the target's {size(bytes['target'])}.",
-        f"A step alone takes {1000 * seconds['surrogate']:.3g} ms, the target's {1000 * seconds['target']:.3g} ms: "
-        f"{facts['speedup']:.1f} times as fast.",
+        f"A step alone takes {1000 * seconds['surrogate']:.3g} ms"
+        + (
+            ", and no single device holds the target."
+            if facts["speedup"] is None
+            else f", the target's {1000 * seconds['target']:.3g} ms: {facts['speedup']:.1f} times as fast."
+        ),
+        *(
+            [f"It has {', '.join(facts['fewer'].values())}, if the study's rank check admits that."]
+            if facts["fewer"]
+            else []
+        ),
         "Weight decay and dropout do not carry over: tune these at full width.",
     ]
 
@@ -116,7 +126,7 @@ def surrogate_page(name: str, facts: dict[str, Any]) -> str:
     heads = {
         "scale": str(facts["scale"]),
         "check": "passed" if facts["right"] else "failed",
-        "speed-up of a step": f"{facts['speedup']:.1f}",
+        "speed-up of a step": "not known" if facts["speedup"] is None else f"{facts['speedup']:.1f}",
         "bytes": f"{size(facts['bytes']['surrogate'])} of {size(facts['bytes']['target'])}",
     }
     sentences = "".join(f"<p>{escape(line)}</p>" for line in said(facts))

@@ -182,9 +182,7 @@ def study_list(studies: Sequence[dict[str, Any]]) -> RenderableType:
         if "error" in facts:
             table.add_row(facts["name"], "", "", "", Text(facts["error"], style="red"))
             continue
-        narrow = facts["surrogates"]
-        counted = narrow["begun"] if narrow and not narrow.get("without") and not narrow["fallback"] else facts["begun"]
-        begun = f"{counted}/{facts['total']}"
+        begun = f"{(facts['surrogates'] or facts)['begun']}/{facts['total']}"
         best = value(facts["best"]["metrics"][facts["metric"]]) if facts["best"] else "none"
         best = f"{facts['metric']} {best}"
         algorithm, used = facts["algorithm"].split("(")[0], clock(facts["seconds"])

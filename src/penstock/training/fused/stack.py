@@ -230,8 +230,7 @@ class Stack:
 
     def export(self, trial: Training) -> None:
         """Write the state in a trial's rows into its own optimizer, as a plain run would have it."""
-        row = self.trials.index(trial)
-        params = dict(trial.model.named_parameters())
+        row, params = self.trials.index(trial), dict(trial.model.named_parameters())
         state = trial.optimizer.state
         for flat in self.flats:
             if flat.step is None or not flat.steps[row]:
