@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from penstock.log.events import Limited as Limited
 from penstock.log.events import Measured as Measured
+from penstock.log.events import Metered as Metered
 from penstock.log.states import States
 from penstock.task import AnyTask, Task
-from penstock.trial import Config, Leg, Mode, Report, StateRef
+from penstock.trial import Config, Leg, Mode, Report, StateRef, Usage
 
 BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
 
@@ -182,11 +184,15 @@ class StateSaved:
 
 @dataclass(frozen=True)
 class TrialFinished:
-    """A trial left its bundle: it has reported its budget, or its function returned before that."""
+    """A trial left its bundle: it has reported its budget, or its function returned before that.
+
+    ``usage`` is what it used after its last report, here and in the other ways to leave.
+    """
 
     trial: int
     attempt: int
     study: str = ""
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True)
@@ -197,6 +203,7 @@ class TrialStopped:
     attempt: int
     state: StateRef | None
     study: str = ""
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True)
@@ -216,6 +223,7 @@ class TrialFailed:
     lost: str = ""
     study: str = ""
     alone: bool = False
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True)

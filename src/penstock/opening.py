@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import __version__
 from penstock.errors import StudyError
 from penstock.executors.simulated.settings import Simulated
-from penstock.log.events import PLAIN, VERSION, Event, Opened
+from penstock.log.events import PLAIN, SURROGATES, Event, Opened
 from penstock.seeds import DRAWS
 from penstock.task import FunctionTask, fingerprint, kind_of, task_name
 from penstock.trial import plain
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def settings_of(study: Study, name: str, past: Sequence[Event]) -> dict[str, Any]:
     """A study's settings as JSON keeps them. ``began`` is the present date, for people: nothing decides by it."""
     settings = {
-        "log": PLAIN if study.surrogate is None else VERSION,
+        "log": PLAIN if study.surrogate is None else SURROGATES,
         "penstock": __version__,
         "name": name,
         "began": time.time(),

@@ -64,6 +64,11 @@ class Trial:
         return self._record.device_seconds
 
     @property
+    def joules(self) -> float | None:
+        """The joules that it used of its devices, all that was repeated or killed included; None without a meter."""
+        return self._record.joules
+
+    @property
     def error(self) -> str | None:
         """Why it failed, if it did."""
         return self._record.error
@@ -257,6 +262,17 @@ class Result:
     def seconds(self) -> float:
         """The seconds that the study has used, over all its runs."""
         return self._history.clock
+
+    @property
+    def joules(self) -> float | None:
+        """The joules of all its devices, idle ones included, over all its runs; None without a meter."""
+        return self._history.joules
+
+    @property
+    def unmetered(self) -> dict[str, str]:
+        """Why devices were not metered, or not to the end, by their names."""
+        failed = {name: one.reason for name, one in self._history.meters.devices.items() if one.reason}
+        return {**(self._history.settings.get("unmetered") or {}), **failed}
 
     @property
     def cost(self) -> float | None:

@@ -17,7 +17,7 @@ from penstock.engine.limits import Deadline, Failures, Limit, Target
 from penstock.executors.base import Executor
 from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
 from penstock.log.changes import changes, check_configs, check_states, given
-from penstock.log.events import Opened
+from penstock.log.events import VERSION, Opened
 from penstock.log.history import History
 from penstock.log.naming import open_new
 from penstock.log.owners import home
@@ -68,6 +68,8 @@ def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: boo
         executor = executor_of(study, how, states, log.dir.name, following, made.variants)
         try:
             following = able(following, plan, executor, how)
+            settings["log"] = VERSION if executor.metered else settings["log"]
+            settings["unmetered"] = dict(executor.unmetered) or None
             engine = Engine(
                 log,
                 history,

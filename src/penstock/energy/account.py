@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from penstock.energy.meter import Meter, MeterError
 
 TICK = 0.1  # seconds between two readings at least: an H200's counter moves ten times a second
+STEADY = 0.3  # seconds over which the power is taken: a counter's ticks are no power
 GRAIN = 0.005  # seconds of a bucket at least, where no reading ends it
 MOST = 1000  # buckets, before neighbours become one
 
@@ -44,9 +45,10 @@ class Ledger:
 
     def __init__(self, now: float, devices: int = 1, *, beside: bool = False) -> None:
         self.total = now * 0  # joules that were counted; of the type that the caller counts in
-        self.watts = now * 0  # between the last two readings
+        self.watts = now * 0  # of the last seconds, once there are readings enough
         self._devices, self._beside = devices, beside
-        self._at = self._read = now  # the end of the last bucket, and the time of the last reading
+        self._at = now  # the end of the last bucket
+        self._since, self._over = now, now * 0  # the time from which on the power is taken, and the joules since
         self._ahead = now * 0  # joules that buckets have beyond the last reading
         self._idle = now * 0
         self._buckets: list[_Bucket] = []
@@ -59,9 +61,9 @@ class Ledger:
 
     def count(self, now: float, joules: float) -> None:
         """Take a reading: the joules since the reading before it."""
-        if now > self._read:
-            self.watts = joules / (now - self._read)
-        self._read = now
+        self._over += joules
+        if now - self._since >= STEADY:
+            self.watts, self._since, self._over = self._over / (now - self._since), now, now * 0
         left = joules - self._ahead
         self._ahead = -min(left, now * 0)  # foreseen too high: later readings pay for it
         if now <= self._at and self._buckets:
@@ -95,21 +97,32 @@ class Ledger:
         """The seconds of a bucket among which a claim is spread."""
         return bucket.end - bucket.begin if self._beside else bucket.seconds
 
+    def present(self, user: Hashable, now: float) -> float:
+        """An equal part of the seconds since a user's last claim: for one that cannot tell how many it used."""
+        self._foresee(now)
+        begin = self._windows[user]
+        free = sum((self._free(bucket) for bucket in self._buckets if bucket.end > begin), start=now * 0)
+        return free if self._beside else free / len(self._windows)
+
     def leave(self, user: Hashable) -> None:
         """A user has made its last claim."""
         self._windows.pop(user, None)
 
     def idle(self) -> float:
-        """The joules that nobody used so far, without buckets that someone may still claim."""
+        """The joules that nobody used so far, without buckets that someone may still claim.
+
+        Where the last claims were foreseen too high, what was idle bears that in the end.
+        """
         reached = min(self._windows.values(), default=self._at)
         while self._buckets and self._buckets[0].end <= reached:
             self._idle += self._buckets.pop(0).joules
-        return self._idle
+        return self._idle if self._windows else self._idle - self._ahead
 
     @property
     def open(self) -> float:
         """The joules that may still be claimed; those that are foreseen are not counted yet."""
-        return sum((bucket.joules for bucket in self._buckets), start=self.total * 0) - self._ahead
+        ahead = self._ahead if self._windows else self.total * 0
+        return sum((bucket.joules for bucket in self._buckets), start=self.total * 0) - ahead
 
     def _foresee(self, now: float) -> None:
         """End a bucket here without a reading, at the power between the last two."""
@@ -150,8 +163,8 @@ class Metered:
         self._last, self._at = meter.read(), now
 
     def look(self, now: float, every: float = TICK) -> None:
-        """Read the meter, unless it was read a short while ago."""
-        if self.failed or now - self._at < every:
+        """Read the meter, unless it was read a short while ago, and the power is known."""
+        if self.failed or (self.ledger.watts and now - self._at < every):
             return
         try:
             joules = self.meter.read()

@@ -44,6 +44,9 @@ class Meter(Protocol):
     def read(self) -> float:
         """Joules since some time in the past: never fewer than before. Raises a MeterError where it fails."""
 
+    def limit(self) -> float | None:
+        """The device's power limit in watts; None where it has none."""
+
 
 class GpuMeter:
     """A GPU, by NVML's counter of energy while that moves, and else by its power over time.
@@ -67,6 +70,12 @@ class GpuMeter:
             return self._by_power() if self._count is None else self._by_counter(self._count)
         except NvmlError as error:
             raise MeterError(str(error)) from None
+
+    def limit(self) -> float | None:
+        try:
+            return self._gpu.limit()
+        except NvmlError:
+            return None
 
     def _by_counter(self, before: float) -> float:
         count, now = self._gpu.joules(), self._clock()
@@ -107,6 +116,9 @@ class Rapl:
         self._last = now
         return self._total / 1e6
 
+    def limit(self) -> None:
+        """A processor's limits are none of its whole draw."""
+
 
 class Replay:
     """A recorded meter: rows of seconds and joules, the joules between two rows in a straight line.
@@ -131,6 +143,9 @@ class Replay:
             if at < t1:
                 return j0 + (j1 - j0) * max(0.0, at - t0) / (t1 - t0)
         return self._rows[-1][1]
+
+    def limit(self) -> None:
+        """None was recorded."""
 
 
 def packages(folder: Path) -> list[Path]:
