@@ -13,7 +13,8 @@ from penstock.engine.clocking import Pace, Shelf
 from penstock.engine.decisions import Decider, replay
 from penstock.engine.engine import Engine
 from penstock.engine.following import Following
-from penstock.engine.limits import Deadline, Failures, Limit, Target
+from penstock.engine.limits import Deadline, Energy, Failures, Limit, Target
+from penstock.errors import StudyError
 from penstock.executors.base import Executor
 from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
 from penstock.log.changes import changes, check_configs, check_states, given
@@ -68,6 +69,7 @@ def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: boo
         executor = executor_of(study, how, states, log.dir.name, following, made.variants)
         try:
             following = able(following, plan, executor, how)
+            _check_meters(study, executor)
             settings["log"] = VERSION if executor.metered else settings["log"]
             settings["unmetered"] = dict(executor.unmetered) or None
             engine = Engine(
@@ -138,7 +140,15 @@ def _states_of(study: Study, log: Log, history: History, allow_changes: bool, ho
 def _limits(study: Study) -> list[Limit]:
     limits: list[Limit] = [] if study.target is None else [Target(study.target)]
     limits += [] if study.max_failures is None else [Failures(study.max_failures)]
+    limits += [] if study.max_energy is None else [Energy(study.max_energy)]
     return limits if study.deadline is None else [*limits, Deadline(study.deadline)]
+
+
+def _check_meters(study: Study, executor: Executor) -> None:
+    """Refuse a limit of energy that nobody could notice."""
+    if study.max_energy is not None and not executor.metered:
+        why = next(iter(executor.unmetered.values()), "nothing counts the joules of these devices")
+        raise StudyError(f"max_energy= needs a device whose joules are metered, and {why}: leave it out.")
 
 
 def _scheduler(study: Study, how: RunSettings, following: Following | None) -> Scheduler:

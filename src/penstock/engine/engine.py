@@ -26,7 +26,7 @@ from penstock.engine.collecting import Collecting
 from penstock.engine.decisions import Decider, told
 from penstock.engine.dry import dry_batch, unknown_metric
 from penstock.engine.following import Following
-from penstock.engine.limits import Deadline, Limit, Target, soonest
+from penstock.engine.limits import Deadline, Energy, Limit, Target, soonest
 from penstock.engine.placing import Placing
 from penstock.errors import StudyError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent, NodeAdded, NodeLost
@@ -172,7 +172,7 @@ class Engine:
                 self._ending, self._grace = reason, self.executor.now() + GRACE
                 self.placing.bundling.stop()
         if self._ending is not None:
-            left = self._grace - self.executor.now() if self._ending == Deadline.reason else None
+            left = self._grace - self.executor.now() if self._ending in (Deadline.reason, Energy.reason) else None
             over = left is not None and left <= 0  # a function between two reports: its last report stands
             return Wanted(left, self._ending if over or not self.placing.running else None)
         self.collecting.delete()
