@@ -135,6 +135,7 @@ class Job:
     executor knows a trial by (study, trial).
     ``variants`` are the tasks beside ``task``, by name.
     ``deterministic`` says that nothing which changes a curve's digits is chosen by measured times.
+    ``eta`` weighs energy against time, and ``power`` is what to do about power limits: "observe", "limit" or nothing.
     """
 
     task: AnyTask
@@ -145,6 +146,8 @@ class Job:
     study: str = ""
     deterministic: bool = False
     variants: Mapping[str, Task] = field(default_factory=dict)
+    eta: float = 0.0
+    power: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "states", States.of(self.states))
