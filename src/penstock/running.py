@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,12 @@ from penstock.engine.decisions import Decider, replay
 from penstock.engine.engine import Engine
 from penstock.engine.following import Following
 from penstock.engine.limits import Deadline, Energy, Failures, Limit, Target
+from penstock.engine.observing import observed
 from penstock.errors import StudyError
 from penstock.executors.base import Executor
 from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
 from penstock.log.changes import changes, check_configs, check_states, given
-from penstock.log.events import VERSION, Opened
+from penstock.log.events import VERSION, Limited, Opened
 from penstock.log.history import History
 from penstock.log.naming import open_new
 from penstock.log.owners import home
@@ -86,6 +88,7 @@ def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: boo
                 packing=how.packs(study.task, study.space, study.seed, concurrent=executor.concurrent),
                 shards=shards(study.task),
                 following=following,
+                observing=_observing(study, how, executor),
             )
             with _progress(study, made.algorithm, progress) as engine.watch, stoppable(engine.interrupt):
                 reason = engine.run(Opened(settings, history.clock), pending)
@@ -135,6 +138,11 @@ def _states_of(study: Study, log: Log, history: History, allow_changes: bool, ho
         states.probe()
     check_states(log.past, history, states, log.dir, study.states, allow_changes)
     return states
+
+
+def _observing(study: Study, how: RunSettings, executor: Executor) -> Callable[[History], list[Limited]] | None:
+    """What tells of power limits at the end; simulated devices tell it themselves."""
+    return partial(observed, eta=study.eta) if how.power is not None and not executor.virtual else None
 
 
 def _limits(study: Study) -> list[Limit]:

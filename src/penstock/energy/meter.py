@@ -44,6 +44,9 @@ class Meter(Protocol):
     def read(self) -> float:
         """Joules since some time in the past: never fewer than before. Raises a MeterError where it fails."""
 
+    range: tuple[float, float] | None
+    """The least and the greatest power limit that the device can have."""
+
     def limit(self) -> float | None:
         """The device's power limit in watts; None where it has none."""
 
@@ -57,6 +60,7 @@ class GpuMeter:
     def __init__(self, gpu: Gpu, clock: Callable[[], float] = time.monotonic) -> None:
         self.kind = "NVML's counter"
         self._gpu, self._clock = gpu, clock
+        self.range = _range(gpu)
         self._at, self._watts, self._total = clock(), gpu.watts(), 0.0
         try:
             self._count: float | None = gpu.joules()
@@ -101,6 +105,7 @@ class Rapl:
     """
 
     kind = "RAPL"
+    range: tuple[float, float] | None = None
 
     def __init__(self, folder: Path) -> None:
         self._zones = packages(folder)
@@ -111,8 +116,8 @@ class Rapl:
 
     def read(self) -> float:
         now = [_number(zone / "energy_uj") for zone in self._zones]
-        for before, after, range in zip(self._last, now, self._ranges, strict=True):
-            self._total += after - before if after >= before else after + range - before
+        for before, after, most in zip(self._last, now, self._ranges, strict=True):
+            self._total += after - before if after >= before else after + most - before
         self._last = now
         return self._total / 1e6
 
@@ -130,6 +135,7 @@ class Replay:
     """
 
     kind = "a replayed meter"
+    range: tuple[float, float] | None = None
 
     def __init__(self, rows: Sequence[tuple[float, float]], clock: Callable[[], float] = time.monotonic) -> None:
         if len(rows) < 2 or any(b[0] <= a[0] or b[1] < a[1] for a, b in pairwise(rows)):
@@ -146,6 +152,13 @@ class Replay:
 
     def limit(self) -> None:
         """None was recorded."""
+
+
+def _range(gpu: Gpu) -> tuple[float, float] | None:
+    try:
+        return gpu.limits()
+    except NvmlError:
+        return None
 
 
 def packages(folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ def limits(least: float, most: float) -> list[float]:
     ([700.0, 650.0, 600.0], [250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0])
     """
     step = STEP
-    while (most - least) / step > LIMITS - 1:
+    while (most - least) / step > LIMITS - 2:
         step += STEP
     found = [most - step * i for i in range(int((most - least) // step) + 1)]
     return found if found[-1] == least else [*found, least]

@@ -84,10 +84,12 @@ class Engine:
         devices: Collection[str] | None = None,
         packing: Packing | None = None,
         following: Following | None = None,
+        observing: Callable[[History], list[Limited]] | None = None,
     ) -> None:
         self.study = log.dir.name
         self.log, self.history, self.decider = log, history, decider
         self.executor, self.limits, self.watch = executor, limits, watch
+        self.observing = observing  # says at the end what power limits would give
         self.collecting = Collecting(history, states, log)
         self.placing = Placing(
             executor,
@@ -199,6 +201,8 @@ class Engine:
         self.placing.tell_solo(last=True)
         for line in self.executor.settle():
             self._take(line)
+        for limited in self.observing(self.history) if self.observing is not None else ():
+            self._take(limited)
         self._log(events.Ended(reason, self.clock()))
         self.log.sync()
         self.collecting.delete()

@@ -52,7 +52,7 @@ class _Device:
         if not joules and not idle:
             return None
         watts = joules / seconds if seconds > 0 else 0.0
-        return Metered(self.name, joules, idle, watts, max(most, watts), meter.limit(), meter.kind)
+        return Metered(self.name, joules, idle, watts, max(most, watts), meter.limit(), meter.range, meter.kind)
 
 
 class Metering:

@@ -227,7 +227,8 @@ class Metered:
     """A device's joules since its last such line by this driver, and those of them that no trial used, ``idle``.
 
     Joules of trials that have not reported yet are in neither. ``watts`` is the mean power, and ``most`` the greatest
-    between two readings. ``limit`` is the device's power limit, None where it has none. ``meter`` says how it counts.
+    between two readings. ``limit`` is the device's power limit and ``range`` the least and the greatest that it can
+    have, None where it has none. ``meter`` says how it counts.
     Without joules, ``reason`` says why the device cannot be metered any more.
     """
 
@@ -237,6 +238,7 @@ class Metered:
     watts: float = 0.0
     most: float = 0.0
     limit: float | None = None
+    range: tuple[float, float] | None = None
     meter: str = ""
     reason: str = ""
     clock: float = 0.0

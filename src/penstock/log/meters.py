@@ -16,6 +16,7 @@ class DeviceMeter:
     watts: float = 0.0  # on the average
     most: float = 0.0  # watts
     limit: float | None = None
+    range: tuple[float, float] | None = None  # of limits
     meter: str = ""
     reason: str = ""  # why it was not metered any more
     seconds: float = 0.0
@@ -46,6 +47,7 @@ class Meters:
             there.watts = there.joules / there.seconds
         there.most = max(there.most, event.most)
         there.limit = there.limit if event.limit is None else event.limit
+        there.range = event.range or there.range
         there.meter, there.reason = event.meter or there.meter, event.reason
 
     @property

@@ -111,7 +111,7 @@ class Power:
             if joules > before[0]:
                 watts = (joules - before[0]) / seconds if seconds > 0 else 0.0
                 limit = None if run is None else run.limit
-                made.append(Metered(name, joules - before[0], idle - before[1], watts, watts, limit, "simulated"))
+                made.append(Metered(name, joules - before[0], idle - before[1], watts, watts, limit, meter="simulated"))
             one.told, one.at = (joules, idle), now
         return made
 
