@@ -12,6 +12,7 @@ from penstock.log.ranking import leading, no_best, ranked, ranks
 from penstock.log.reader import read
 from penstock.log.states import States
 from penstock.log.timeline import Row, timeline
+from penstock.report.energy import front
 from penstock.report.ranks import said_fallback, said_rank
 from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.task import narrowed
@@ -279,12 +280,20 @@ class Result:
         """What its nodes have cost, over all its runs; None where their prices are not known."""
         return self._history.cost
 
+    def front(self) -> list[Trial]:
+        """The trials that no other trial beats in both metric and joules, those of fewest joules first.
+
+        It is empty where nothing was metered.
+        """
+        return [self._trial(record) for record in front(self._history.targets)]
+
     def timeline(self) -> list[Row]:
         """Which trial had which share of which device at what time: rows of device, trial, start, end, share, mode."""
         return timeline(read(self.dir / "log.jsonl"))
 
     def dataframe(self) -> pandas.DataFrame:
-        """One row a trial: number, rank, state, budget, config, metrics at its best report, device seconds, error.
+        """One row a trial: number, rank, state, budget, config, metrics at its best report, device seconds, joules
+        where its devices were metered, error.
 
         The trial of rank 1 is ``best``. The rank is empty where a trial cannot be the best: it did not report, it
         diverged, or it failed without a state.
