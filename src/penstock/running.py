@@ -217,9 +217,9 @@ def _pace(study: Study, executor: Executor, how: RunSettings, dir: Path) -> Pace
         together = "never"
     model = SpeedModel(together, spreads=_spreads(study, executor, how))
     if how.deterministic or how.sharing == "processes":  # a unit beside other processes says nothing of one alone
-        return Pace(model)
+        return Pace(model, eta=study.eta)
     profiles = Profiles.open(dir.parent / "profiles.jsonl", kept=not isinstance(how.on, Simulated) or how.on.kept)
-    return Pace(model, Shelf(profiles, fingerprint(study.task)))
+    return Pace(model, Shelf(profiles, fingerprint(study.task)), study.eta)
 
 
 def _spreads(study: Study, executor: Executor, how: RunSettings) -> bool:

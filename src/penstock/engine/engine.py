@@ -246,6 +246,8 @@ class Engine:
                 return  # it is kept for later studies: nothing in this one follows from it
             self._log(replace(event, clock=self.clock(), reason="; ".join((event.reason, *said))))
             return
+        if isinstance(event, Metered):
+            self.placing.pace.metered(event)
         if isinstance(event, Metered | Limited):
             self._log(replace(event, clock=self.clock()))
             return
@@ -264,7 +266,7 @@ class Engine:
             if event.unit > record.reported:
                 self.placing.acquit(event.trial)
             unlike = place.mode in ("processes", "packed")
-            self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=unlike)
+            self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=unlike, usage=event.usage)
             if self.placing.following is not None:
                 self.placing.following.reported(event.trial)
             self._report(record, event)
