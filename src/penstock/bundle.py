@@ -109,6 +109,7 @@ class Bundle:
     A packed bundle is made of ``parts``, which are solo and fused bundles; its placements are theirs. The parts of a
     "processes" bundle are solo, and each has a worker process of its own.
     ``threads`` is how many threads a worker on a CPU computes with, None where that is left to torch.
+    ``limits`` are the seconds of a step and the watts that were measured by number of trials and power limit.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Bundle:
     parts: tuple[Bundle, ...] = ()
     threads: int | None = None
     guess: int = 0
+    limits: Mapping[int, Mapping[int, tuple[float, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,11 @@ class RunSettings:
             raise StudyError(f'power must be "observe" or "limit", got {shown(self.power)}.')
         if self.power == "limit" and self.deterministic:
             raise StudyError('power="limit" decides by measured power, and deterministic=True by none: leave one out.')
+        if self.power == "limit" and self.sharing == "processes":
+            raise StudyError(
+                'power="limit" measures what one bundle draws, and with sharing="processes" several train at once: '
+                "leave one out."
+            )
         self._check_packing()
         self._check_processes()
         object.__setattr__(self, "workers", workers)

@@ -27,7 +27,7 @@ def test_all_limits_are_tried_while_that_is_under_a_hundredth_of_what_is_certain
     assert (few[0], few[-1]) == (700.0, 200.0)
 
 
-@pytest.mark.parametrize("best", [100.0, 150.0, 200.0, 250.0])
+@pytest.mark.parametrize("best", [100.0, 125.0, 175.0, 200.0, 250.0])
 def test_a_short_search_tries_the_neighbours_of_the_best(best):
     """The cost of a step rises on both sides of the best limit."""
     all = limits(100.0, 250.0)

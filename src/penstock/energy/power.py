@@ -60,9 +60,10 @@ class Search:
 
     def next(self) -> float | None:
         """The limit to try; None where enough is known."""
-        if left := [limit for limit in first_limits(self.all, self.certain) if limit not in self.tried]:
+        first = first_limits(self.all, self.certain)
+        if left := [limit for limit in first if limit not in self.tried]:
             return left[0]
-        at = self.all.index(self.best)
+        at = self.all.index(self.objective.best_limit({limit: self.tried[limit] for limit in first}))
         beside = [self.all[i] for i in (at - 1, at + 1) if 0 <= i < len(self.all)]
         return next((limit for limit in beside if limit not in self.tried), None)
 

@@ -10,12 +10,14 @@ from importlib.metadata import version
 from statistics import fmean, variance
 
 from penstock import __version__
-from penstock.bundle import Device, Measured, Metered
+from penstock.bundle import Device, Limited, Measured, Metered
 from penstock.engine.costing import Costs
 from penstock.speed.model import UNKNOWN, Speed, SpeedModel
 from penstock.speed.profiles import Kind, Profile, Profiles, batch_size
 from penstock.speed.sizes import first_guess
 from penstock.trial import Usage
+
+Limits = dict[int, dict[int, tuple[float, float]]]  # by bundle size and power limit: seconds of a step, and watts
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,22 @@ class Shelf:
         """Keep a table, with the size, way and reason of the earlier profile, where there was one."""
         before = self.get(signature, device, kind) or Profile(self.task, device_kind(device), signature, kind, {})
         self.profiles.put(replace(before, table=dict(table)))
+
+    def put_limits(self, what: str, device: Device, table: Mapping[int, tuple[float, float]]) -> None:
+        """Keep what power limits gave: seconds of a step, and watts."""
+        self.put(what, device, "limit seconds", {limit: both[0] for limit, both in table.items()})
+        self.put(what, device, "limit watts", {limit: both[1] for limit, both in table.items()})
+
+    def limits(self, signature: str, device: Device) -> Limits:
+        """What power limits gave for a signature, by the number of trials in a bundle."""
+        found: Limits = {}
+        for one in self.profiles.of(self.task, device_kind(device)):
+            name, _, size = one.signature.rpartition(" x")
+            watts = self.get(one.signature, device, "limit watts")
+            if one.kind == "limit seconds" and name == signature and watts is not None and size.isdecimal():
+                both = [limit for limit in one.table if limit in watts.table]
+                found[int(size)] = {limit: (one.table[limit], watts.table[limit]) for limit in both}
+        return found
 
     def guess(self, signature: str, device: Device) -> int:
         """The size of a bundle to time first, by what paid for trials of another batch size; 0 where none did."""
@@ -102,6 +120,7 @@ class Pace:
         self._refused: dict[str, str] = {}  # by signature: why an earlier study could not fuse its trials
         self._packs: dict[str, int] = {}  # by device type: how many bundles of a pack pay
         self._alone: dict[tuple[str, str], dict[int, list[float]]] = {}  # by signature and type: units of trials alone
+        self._limits: dict[tuple[str, str], Limits] = {}  # by signature and type: what power limits gave
         self._opened = 0.0  # the clock when the study was taken up
         self._opening: tuple[Device, float] | None = None  # the first placement: its device, and seconds since opening
 
@@ -256,6 +275,22 @@ class Pace:
         """Take a device's line: the greatest power that it can have, or else had."""
         if (device := self._devices.get(event.device)) is not None:
             self.costs.metered(device.type, event.most if event.range is None else event.range[1])
+
+    def limited(self, event: Limited) -> None:
+        """Keep what a worker measured of power limits."""
+        device = self._devices.get(event.device)
+        if self.shelf is not None and device is not None and event.table and event.signature:
+            self.shelf.put_limits(f"{event.signature} x{event.size}", device, event.table)
+            self._limits.pop((event.signature, device.type), None)
+
+    def limits(self, signature: str, device: str) -> Limits:
+        """What was measured of power limits for a signature, by bundle size."""
+        if self.shelf is None or not signature:
+            return {}
+        key = signature, self._devices[device].type
+        if key not in self._limits:
+            self._limits[key] = self.shelf.limits(signature, self._devices[device])
+        return self._limits[key]
 
     def keep(self) -> None:
         """Keep the measurements and times for the next study."""

@@ -7,6 +7,7 @@ order. It owns neither the loop nor the executor, so that one driver may run sev
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -202,7 +203,7 @@ class Engine:
         for line in self.executor.settle():
             self._take(line)
         for limited in self.observing(self.history) if self.observing is not None else ():
-            self._take(limited)
+            self._log(replace(limited, clock=self.clock()))
         self._log(events.Ended(reason, self.clock()))
         self.log.sync()
         self.collecting.delete()
@@ -248,6 +249,10 @@ class Engine:
             return
         if isinstance(event, Metered):
             self.placing.pace.metered(event)
+        if isinstance(event, Limited):
+            self.placing.pace.limited(event)
+            if not event.set and event.reason:
+                warnings.warn(f"{event.device}: {event.reason}", stacklevel=2)
         if isinstance(event, Metered | Limited):
             self._log(replace(event, clock=self.clock()))
             return

@@ -15,6 +15,7 @@ from typing import TypeVar
 from penstock.bundle import Bundle, Device, Left, Metered, TrialFailed
 from penstock.energy import account
 from penstock.energy.meter import Meter, Unmetered, meter_of
+from penstock.training.limiting import uuid_of
 from penstock.trial import Report, Usage
 
 EVERY = 0.5  # seconds between two readings
@@ -171,14 +172,4 @@ class Metering:
 
 def uuids(devices: Sequence[Device]) -> dict[str, str | None]:
     """The UUIDs by which NVML knows devices of this machine: a slice's own, and None for a CPU."""
-    import torch
-
-    found: dict[str, str | None] = {}
-    for device in devices:
-        if device.type == "cpu":
-            found[device.name] = None
-        elif device.name.startswith("MIG-"):
-            found[device.name] = device.name
-        else:
-            found[device.name] = f"GPU-{torch.cuda.get_device_properties(device.name).uuid}"
-    return found
+    return {device.name: None if device.type == "cpu" else uuid_of(device.name) for device in devices}

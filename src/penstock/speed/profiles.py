@@ -19,7 +19,19 @@ from typing import Any, Literal, get_args
 LINES = 1000  # a longer file is rewritten when it is opened: the newest 500 profiles stay
 
 Kind = Literal[
-    "sharing", "scaling", "trying", "refusing", "packing", "unit", "spread", "moving", "opening", "joules", "watts"
+    "sharing",
+    "scaling",
+    "trying",
+    "refusing",
+    "packing",
+    "unit",
+    "spread",
+    "moving",
+    "joules",
+    "watts",
+    "limit seconds",
+    "limit watts",
+    "opening",
 ]
 """The kind of a measurement, which says what its table holds.
 
@@ -34,6 +46,8 @@ Kind = Literal[
 - "moving": seconds that a trial takes to start, at 0, and to stop, at 1.
 - "joules": joules of a unit of one trial, by the number of trials in its bundle.
 - "watts": what a device draws, by the number of trials in a bundle, and at 0 the greatest power that it can have.
+- "limit seconds", "limit watts": seconds of a step, and what the device draws, by power limit in watts. The signature
+  is followed by the number of trials in the bundle, as in "64.0f3a x8".
 - "opening": seconds from a study's start to its first placement, by the count 0.
 """
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, ClassVar
 
-from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Measured, Metered, TrialFailed
+from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Limited, Measured, Metered, TrialFailed
 from penstock.errors import StudyError
 from penstock.executors.base import Executor, ExecutorEvent, refuse_collision, refuse_twins
 from penstock.executors.metering import Metering, uuids
@@ -134,7 +134,7 @@ class ProcessExecutor(Executor):
             return
         if isinstance(value, Left):
             self._left(worker.study, (value.trial, value.attempt))
-        elif isinstance(value, Measured):
+        elif isinstance(value, Measured | Limited):
             value = replace(value, device=worker.seat.device.name)  # its worker knows the name that torch has there
         self._events.append(value)
 

@@ -85,7 +85,7 @@ class Power:
         parts = draws[best].seconds / none.seconds, draws[best].joules / none.joules
         shown = {round(limit): (draw.seconds, draw.watts) for limit, draw in draws.items()}
         known = (key[0], key[2], best, self._how == "limit", *parts)
-        return [Limited(name, *known, table=shown, reason="simulated") for name in run.devices]
+        return [Limited(name, *known, table=shown) for name in run.devices]
 
     def lines(self, on: Mapping[str, SimulatedBundle], now: float) -> list[Metered]:
         """The lines of devices on which trials reported, where they are due."""

@@ -53,6 +53,16 @@ class Run(ABC):
         return (type(self), there.signature, len(there.placements)) if there.signature else None
 
     @property
+    def together(self) -> int:
+        """How many trials train together, each of which takes the run's steps; 0 where they are of several kinds."""
+        return 0
+
+    @property
+    def certain(self) -> int:
+        """How many steps are left until some trial has reached what it was granted, as far as that is known."""
+        return 0
+
+    @property
     def launches(self) -> bool:
         """Whether a step of this run takes the host hardly any time, as the device has all that it needs."""
         return False

@@ -292,6 +292,14 @@ class FusedRun(Run):
     def busy(self) -> bool:
         return self.ahead.busy
 
+    @property
+    def together(self) -> int:
+        return len(self.members)
+
+    @property
+    def certain(self) -> int:
+        return min((member.certain() for member in self.members), default=0)
+
     def wait(self) -> None:
         self.ahead.wait()
 

@@ -35,6 +35,15 @@ class SoloRun(OneTrial):
     def settled(self) -> bool:
         return self.steps > 0
 
+    @property
+    def together(self) -> int:
+        return 1
+
+    @property
+    def certain(self) -> int:
+        training = self._training
+        return 0 if training is None else (self.budget - training.unit) * getattr(training, "unit_length", 0)
+
     def events(self) -> Events:
         try:
             yield from self._train(1)
