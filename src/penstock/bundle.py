@@ -197,7 +197,7 @@ class TrialFinished:
     trial: int
     attempt: int
     study: str = ""
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = field(default_factory=Usage, compare=False)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class TrialStopped:
     attempt: int
     state: StateRef | None
     study: str = ""
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = field(default_factory=Usage, compare=False)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class TrialFailed:
     lost: str = ""
     study: str = ""
     alone: bool = False
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = field(default_factory=Usage, compare=False)
 
 
 @dataclass(frozen=True)
