@@ -18,7 +18,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps, st.integers(1, 3), st.booleans())
 def test_parts_and_what_is_idle_add_up_to_the_devices_joules_exactly(steps, devices, beside):
     now, parts = Fraction(0), Fraction(0)

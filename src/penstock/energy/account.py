@@ -8,12 +8,12 @@ reaches any more is idle. So the parts and what is idle add up to the device's j
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from penstock.energy.meter import Meter, MeterError
 
-TICK = 0.1  # seconds between two readings at least: an H200's counter moves ten times a second
 STEADY = 0.3  # seconds over which the power is taken: a counter's ticks are no power
 GRAIN = 0.005  # seconds of a bucket at least, where no reading ends it
 MOST = 1000  # buckets, before neighbours become one
@@ -155,21 +155,25 @@ class Ledger:
 
 
 class Metered:
-    """A meter with its ledger: read at times, until it fails."""
+    """A meter with its ledger: read now and then, until it fails. Reading may take milliseconds, and nobody waits."""
 
     def __init__(self, meter: Meter, now: float, devices: int = 1, *, beside: bool = False) -> None:
         self.meter, self.ledger = meter, Ledger(now, devices, beside=beside)
         self.failed = ""  # why it cannot be read any more
         self._last, self._at = meter.read(), now
+        self._reading = threading.Lock()
 
-    def look(self, now: float, every: float = TICK) -> None:
-        """Read the meter, unless it was read a short while ago, and the power is known."""
-        if self.failed or (self.ledger.watts and now - self._at < every):
-            return
-        try:
-            joules = self.meter.read()
-        except MeterError as error:
-            self.failed = str(error)
-            return
-        self.ledger.count(now, max(0.0, joules - self._last))
-        self._last, self._at = joules, now
+    def read(self) -> float | None:
+        """The meter's joules; None where it cannot be read any more."""
+        with self._reading:
+            try:
+                return None if self.failed else self.meter.read()
+            except MeterError as error:
+                self.failed = str(error)
+                return None
+
+    def take(self, now: float, joules: float | None) -> None:
+        """Count a reading, unless a later one was counted."""
+        if joules is not None and joules >= self._last and now >= self._at:
+            self.ledger.count(now, joules - self._last)
+            self._last, self._at = joules, now

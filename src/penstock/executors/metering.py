@@ -36,10 +36,15 @@ class _Device:
     at: float = 0.0  # when it was told last
     failed: bool = False  # whether it was told that the meter fails
 
-    def look(self, now: float, every: float = account.TICK) -> None:
-        """Read the meter, unless it was read a short while ago."""
-        self.metered.look(now, every)
+    def take(self, now: float, joules: float | None) -> None:
+        """Count a reading."""
+        self.metered.take(now, joules)
         self.most = max(self.most, self.metered.ledger.watts)
+
+    def look(self, now: float) -> None:
+        """Read the meter here as long as the power is not known: later on the thread does, and nobody waits for it."""
+        if not self.metered.ledger.watts:
+            self.take(now, self.metered.read())
 
     def line(self, now: float) -> Metered | None:
         """What was not told yet; None where that is nothing."""
@@ -156,7 +161,7 @@ class Metering:
                     one.metered.ledger.leave(key)
             self._on.clear()
             for one in self._devices:
-                one.look(now, every=0.0)
+                one.take(time.monotonic(), one.metered.read())
             return [line for one in self._devices if (line := one.line(now)) is not None]
 
     def close(self) -> None:
@@ -165,9 +170,10 @@ class Metering:
 
     def _read(self) -> None:
         while not self._end.wait(EVERY):
-            with self._lock:
-                for one in self._devices:
-                    one.look(time.monotonic())
+            for one in self._devices:
+                joules, now = one.metered.read(), time.monotonic()
+                with self._lock:
+                    one.take(now, joules)
 
 
 def uuids(devices: Sequence[Device]) -> dict[str, str | None]:

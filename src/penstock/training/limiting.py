@@ -43,10 +43,14 @@ class Limiter:
     def boundary(self, run: Run) -> Limited | None:
         """Between two steps of a run: go on with its search, or set its limit. Gives a line once a limit is found."""
         key = run.bundle.signature, run.together
-        if self.over or not all(key) or not run.settled:
-            self._trying = None
+        if self.over:
             return None
         try:
+            if not all(key) or not run.settled:  # several kinds of trials, or steps that will soon be others
+                self._trying = None
+                if self._wish is not None:
+                    self._set(self._prior)
+                return None
             self._recall(key, run.bundle.limits)
             if key not in self._best:
                 return self._go_on(key, run)
