@@ -1,12 +1,14 @@
 """Power limits are tried while trials train, kept, and set; the prior one returns."""
 
 import warnings
+from itertools import count
 
 import pytest
 
 import penstock as ps
 from penstock.bundle import Bundle
 from penstock.energy import power
+from penstock.energy.meter import MeterError
 from penstock.energy.nvml import Gpu
 from penstock.log.events import Limited
 from penstock.training import limiting
@@ -83,6 +85,25 @@ def test_a_run_that_is_not_settled_is_not_measured(gpus):
     limiter, told = found(run, 1.0)
     assert (told, fake.look(gpus)["sets"]) == ([], [])
     limiter.close()
+
+
+def test_a_meter_that_fails_midway_gives_the_limit_back(gpus, monkeypatch):
+    run = FakeRun(gpus)
+    limiter, readings = Limiter("cuda:0", Gpu("GPU-fake"), 1.0, clock=lambda: run.clock), count()
+
+    def read():
+        if next(readings) > 2:
+            raise MeterError("it is gone")
+        return 0.0
+
+    monkeypatch.setattr(limiter._meter, "read", read)
+    told = []
+    for _ in range(9):
+        told += filter(None, [limiter.boundary(run)])
+        run.train(limiting.SLICE)
+    assert [line.reason for line in told] == ["the power limit is only observed: it is gone"]
+    assert len(fake.look(gpus)["sets"]) > 1
+    assert fake.look(gpus)["limit"] == 700.0
 
 
 @pytest.fixture
