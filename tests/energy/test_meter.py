@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -13,6 +14,8 @@ from penstock.energy import nvml
 from penstock.energy.meter import CHOSEN, GpuMeter, MeterError, Rapl, Unmetered, meter_of
 from penstock.energy.nvml import OBSERVE_ONLY, Gpu, NvmlError
 from tests.energy.nvml import fake
+
+REPO = Path(__file__).parents[2]
 
 
 def at(folder, clock, **more):
@@ -111,6 +114,13 @@ def test_no_test_can_set_a_real_devices_limit():
     assert os.environ[OBSERVE_ONLY]
     code = "import os, pynvml; assert pynvml.FAKE and os.environ['PENSTOCK_OBSERVE_ONLY']"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("path", sorted(p for part in ("bench", "examples") for p in (REPO / part).rglob("*.py")))
+def test_no_bench_or_example_sets_a_limit(path):
+    text = path.read_text()
+    assert 'power="limit"' not in text
+    assert "power=" not in re.sub(r"\w+power=", "", text) or OBSERVE_ONLY in text
 
 
 def test_where_only_observing_is_allowed_every_setting_is_refused(gpus, monkeypatch):
