@@ -74,6 +74,7 @@ def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: boo
             _check_meters(study, executor)
             settings["log"] = VERSION if executor.metered else settings["log"]
             settings["unmetered"] = dict(executor.unmetered) or None
+            pace = _pace(study, executor, how, log.dir)
             engine = Engine(
                 log,
                 history,
@@ -82,13 +83,13 @@ def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: boo
                 leftover(scheduler) if made.variants else scheduler,
                 states=states,
                 limits=_limits(study),
-                pace=_pace(study, executor, how, log.dir),
+                pace=pace,
                 spreads=_spreads(study, executor, how) and following is None,
                 growing=how.growth,
                 packing=how.packs(study.task, study.space, study.seed, concurrent=executor.concurrent),
                 shards=shards(study.task),
                 following=following,
-                observing=_observing(study, how, executor),
+                observing=_observing(study, how, executor, pace),
             )
             with _progress(study, made.algorithm, progress) as engine.watch, stoppable(engine.interrupt):
                 reason = engine.run(Opened(settings, history.clock), pending)
@@ -140,9 +141,11 @@ def _states_of(study: Study, log: Log, history: History, allow_changes: bool, ho
     return states
 
 
-def _observing(study: Study, how: RunSettings, executor: Executor) -> Callable[[History], list[Limited]] | None:
+def _observing(
+    study: Study, how: RunSettings, executor: Executor, pace: Pace
+) -> Callable[[History], list[Limited]] | None:
     """What tells of power limits at the end; simulated devices tell it themselves."""
-    return partial(observed, eta=study.eta) if how.power is not None and not executor.virtual else None
+    return partial(observed, eta=study.eta, pace=pace) if how.power is not None and not executor.virtual else None
 
 
 def _limits(study: Study) -> list[Limit]:

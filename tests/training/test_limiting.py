@@ -118,6 +118,10 @@ def lines():
     return [event for event in log() if isinstance(event, Limited) and event.signature]
 
 
+def lines_of_devices():
+    return [event for event in log() if isinstance(event, Limited) and not event.signature]
+
+
 def test_a_study_limits_its_device_and_gives_the_limit_back(limitable):
     study(objective=0.5).run(progress=False, power="limit", sharing="solo")
     (line,) = lines()
@@ -127,6 +131,9 @@ def test_a_study_limits_its_device_and_gives_the_limit_back(limitable):
     study(name="next", objective=0.5).run(progress=False, power="limit", sharing="solo")
     assert not [event for event in log("next") if isinstance(event, Limited) and event.signature], "it is known by now"
     assert fake.look(limitable)["limit"] == 700.0
+    study(name="seen", objective=0.5).run(progress=False, power="observe", sharing="solo")
+    (seen,) = [event for event in log("seen") if isinstance(event, Limited)]
+    assert (seen.set, seen.limit, seen.table) == (False, line.limit, line.table)
 
 
 def test_an_error_of_the_study_gives_the_limit_back(limitable, monkeypatch):
@@ -153,6 +160,7 @@ def test_without_permission_it_observes_and_says_so_once(limitable):
         result = study(objective=0.5).run(progress=False, power="limit", sharing="solo")
     assert len([one for one in said if "only observed" in str(one.message)]) == 1
     assert result.ended == "done"
+    assert "by objective=0.5" in lines_of_devices()[-1].reason, "what would be best is told all the same"
     assert fake.look(limitable)["sets"] == []
 
 

@@ -292,6 +292,11 @@ class Pace:
             self._limits[key] = self.shelf.limits(signature, self._devices[device])
         return self._limits[key]
 
+    def measured_limits(self, device: str) -> dict[tuple[str, int], dict[int, tuple[float, float]]]:
+        """What was measured of power limits for this study's trials, by signature and bundle size."""
+        known = sorted(set(self._signatures.values())) if device in self._devices else []
+        return {(one, size): table for one in known for size, table in self.limits(one, device).items()}
+
     def keep(self) -> None:
         """Keep the measurements and times for the next study."""
         signatures = sorted(set(self._signatures.values()) - {""})
