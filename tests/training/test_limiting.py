@@ -74,7 +74,7 @@ def test_where_little_is_certain_four_limits_and_the_neighbours_of_the_best_are_
 def test_what_an_earlier_study_measured_is_set_at_once(gpus):
     run = FakeRun(gpus, limits={1: {700: (0.01, 650.0), 350: (0.011, 340.0)}})
     limiter, told = found(run, 1.0)
-    assert told == []
+    assert [line.limit for line in told] == [350.0]
     assert fake.look(gpus)["sets"] == [350.0]
     limiter.close()
 
@@ -129,7 +129,9 @@ def test_a_study_limits_its_device_and_gives_the_limit_back(limitable):
     assert len(line.table) >= 4
     assert fake.look(limitable)["sets"][-1] == fake.look(limitable)["limit"] == 700.0
     study(name="next", objective=0.5).run(progress=False, power="limit", sharing="solo")
-    assert not [event for event in log("next") if isinstance(event, Limited) and event.signature], "it is known by now"
+    (again,) = [event for event in log("next") if isinstance(event, Limited)]
+    assert (again.set, again.limit, again.table) == (True, line.limit, line.table)
+    assert "were measured before" in again.reason
     assert fake.look(limitable)["limit"] == 700.0
     study(name="seen", objective=0.5).run(progress=False, power="observe", sharing="solo")
     (seen,) = [event for event in log("seen") if isinstance(event, Limited)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.bundle import Limited
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from penstock.training.runs.base import Run
 
 Key = tuple[str, int]  # signature and number of trials
-Tables = Mapping[int, Mapping[int, tuple[float, float]]]  # by size and limit: seconds of a step, and watts
 
 
 class Limiter:
@@ -51,7 +50,9 @@ class Limiter:
                 if self._wish is not None:
                     self._set(self._prior)
                 return None
-            self._recall(key, run.bundle.limits)
+            if key not in self._best and (table := run.bundle.limits.get(key[1])):
+                before = {float(limit): Draw(*both) for limit, both in table.items()}
+                return self._found(key, Search(self._objective, self._all, 0.0, before), "were measured before")
             if key not in self._best:
                 return self._go_on(key, run)
             self._set(self._best[key])
@@ -66,11 +67,6 @@ class Limiter:
         """The prior limit returns."""
         self._lease.close()
 
-    def _recall(self, key: Key, tables: Tables) -> None:
-        """Take what an earlier study measured."""
-        if key not in self._best and (table := tables.get(key[1])):
-            self._best[key] = self._objective.best_limit({limit: Draw(*both) for limit, both in table.items()})
-
     def _go_on(self, key: Key, run: Run) -> Limited | None:
         search = self._searches.setdefault(key, Search(self._objective, self._all, 0.0))
         if self._trying is not None and self._trying[0] == key:
@@ -84,17 +80,18 @@ class Limiter:
         limit_next = search.next()
         if limit_next is None:
             self._trying = None
-            return self._found(key, search)
+            return self._found(key, search, "were tried")
         self._set(limit_next)
         self._trying = key, limit_next, self._clock(), self._meter.read(), run.steps
         return None
 
-    def _found(self, key: Key, search: Search) -> Limited:
+    def _found(self, key: Key, search: Search, how: str) -> Limited:
+        """Set the best limit that is known, and say so."""
         self._best[key] = best = search.best
         self._set(best)
         none, there = search.tried[max(search.tried)], search.tried[best]
         parts = there.seconds / none.seconds, there.joules / none.joules if none.joules else 1.0
-        said = f"of {len(search.tried)} limits that were tried, {best:.0f} W costs least by objective="
+        said = f"of {len(search.tried)} limits that {how}, {best:.0f} W costs least by objective="
         table = {round(limit): (draw.seconds, draw.watts) for limit, draw in sorted(search.tried.items())}
         reason = f"{said}{self._objective.eta:g}: {parts[0]:.2f} times as long, {parts[1]:.2f} of the joules"
         return Limited(self._device, *key, best, True, *parts, table=table, reason=reason)
