@@ -119,3 +119,18 @@ def test_joules_that_a_killed_driver_left_behind_are_charged_to_the_trials_that_
     past += [Placed(trial, 1, ("cpu",), "fused", None, 0.0) for trial in (0, 1)]
     history = History.of([*past, Metered("cpu", 100.0, 20.0), Opened(settings)])
     assert [record.joules for record in history.trials] == [40.0, 40.0]
+
+
+def test_a_study_that_was_begun_without_a_meter_goes_on_with_one_and_back(gpus, monkeypatch):
+    """The first log is of version 4; reports without joules stand beside reports with them."""
+    monkeypatch.setattr("penstock.energy.meter.RAPL", gpus / "nowhere")
+    study(trials=1).run(progress=False, sharing="solo")
+    monkeypatch.setenv(CHOSEN, "nvml:GPU-fake")
+    result = study(trials=2).run(progress=False, sharing="solo")
+    assert [trial.joules is None for trial in result.trials] == [True, False]
+    monkeypatch.delenv(CHOSEN)
+    again = study(trials=3).run(progress=False, sharing="solo")
+    assert [trial.joules is None for trial in again.trials] == [True, False, True]
+    assert [trial.joules for trial in ps.load("s").trials] == [trial.joules for trial in again.trials]
+    versions = [event.settings["log"] for event in log() if isinstance(event, Opened)]
+    assert versions == [4, VERSION, 4]
