@@ -7,6 +7,9 @@ READY := .venv/ready
 # Torch for CUDA brings gigabytes of NVIDIA's libraries: a machine without its driver gets torch for the CPU.
 CPU := $(if $(shell command -v nvidia-smi),,--retries 1 --extra-index-url https://download.pytorch.org/whl/cpu)
 
+# No test, bench or demo may set a device's power limit.
+export PENSTOCK_OBSERVE_ONLY := 1
+
 .PHONY: demo test test-gpu check bench docs wheel clean
 
 # What the demo needs: Penstock itself, and scikit-learn for its digits.

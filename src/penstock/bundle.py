@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from penstock.log.events import Limited as Limited
 from penstock.log.events import Measured as Measured
+from penstock.log.events import Metered as Metered
 from penstock.log.states import States
 from penstock.task import AnyTask, Task, shards
-from penstock.trial import Config, Leg, Mode, Report, StateRef
+from penstock.trial import Config, Leg, Mode, Report, StateRef, Usage
 
 BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
 
@@ -107,6 +109,7 @@ class Bundle:
     A packed bundle is made of ``parts``, which are solo and fused bundles; its placements are theirs. The parts of a
     "processes" bundle are solo, and each has a worker process of its own.
     ``threads`` is how many threads a worker on a CPU computes with, None where that is left to torch.
+    ``limits`` are the seconds of a step and the watts that were measured by number of trials and power limit.
     """
 
     name: str
@@ -123,6 +126,7 @@ class Bundle:
     parts: tuple[Bundle, ...] = ()
     threads: int | None = None
     guess: int = 0
+    limits: Mapping[int, Mapping[int, tuple[float, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,7 @@ class Job:
     executor knows a trial by (study, trial).
     ``variants`` are the tasks beside ``task``, by name.
     ``deterministic`` says that nothing which changes a curve's digits is chosen by measured times.
+    ``eta`` weighs energy against time, and ``power`` is what to do about power limits: "observe", "limit" or nothing.
     """
 
     task: AnyTask
@@ -143,6 +148,8 @@ class Job:
     study: str = ""
     deterministic: bool = False
     variants: Mapping[str, Task] = field(default_factory=dict)
+    eta: float = 0.0
+    power: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "states", States.of(self.states))
@@ -186,11 +193,15 @@ class StateSaved:
 
 @dataclass(frozen=True)
 class TrialFinished:
-    """A trial left its bundle: it has reported its budget, or its function returned before that."""
+    """A trial left its bundle: it has reported its budget, or its function returned before that.
+
+    ``usage`` is what it used after its last report, here and in the other ways to leave.
+    """
 
     trial: int
     attempt: int
     study: str = ""
+    usage: Usage = field(default_factory=Usage, compare=False)
 
 
 @dataclass(frozen=True)
@@ -201,6 +212,7 @@ class TrialStopped:
     attempt: int
     state: StateRef | None
     study: str = ""
+    usage: Usage = field(default_factory=Usage, compare=False)
 
 
 @dataclass(frozen=True)
@@ -220,6 +232,7 @@ class TrialFailed:
     lost: str = ""
     study: str = ""
     alone: bool = False
+    usage: Usage = field(default_factory=Usage, compare=False)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from penstock.bundle import Bundle, BundleMode, Device, Placement
-from penstock.engine.clocking import Pace
+from penstock.engine.clocking import Limits, Pace
 from penstock.scheduling.base import FULL, Assignment, Demand, Room
 
 
@@ -29,6 +29,7 @@ class Place:
     torn: bool = False  # whether a trial died here beside others
     parts: dict[str | int, Place] = field(default_factory=dict)
     guess: int = 0  # the size to time first, where the bundle is to measure its own
+    limits: Limits = field(default_factory=dict)  # what was measured of power limits
 
     @property
     def share(self) -> float:
@@ -54,6 +55,7 @@ class Place:
             measure=self.measure,
             study=study,
             guess=self.guess,
+            limits=self.limits,
             parts=tuple(part for one in self.parts.values() if (part := one.bundle(study)).placements),
         )
 
@@ -120,7 +122,8 @@ class Bundling:
     def make(self, devices: tuple[str, ...], mode: BundleMode, signature: str) -> Place:
         """A new bundle without trials."""
         self._count += 1
-        return Place(f"bundle {self._count}", devices, mode, signature)
+        limits = self._pace.limits(signature, devices[0])
+        return Place(f"bundle {self._count}", devices, mode, signature, limits=limits)
 
     def enter(
         self, place: Place, demand: Demand, placement: Placement, assignment: Assignment, part: Place | None = None

@@ -6,9 +6,11 @@ from collections.abc import Container, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from penstock.energy.cost import legible
 from penstock.log.events import Event
 from penstock.log.history import History, TrialRecord
 from penstock.log.timeline import available, timeline
+from penstock.report.energy import picture
 from penstock.report.format import spent, value, visible, width
 from penstock.report.ranks import said_fallback, said_rank, said_surrogates
 from penstock.report.timeline import draw, end, figures
@@ -36,8 +38,10 @@ def study_page(name: str, events: Sequence[Event], best: Sequence[Mapping[str, A
     simulated = {"devices and time": "simulated"} if history.simulated else {}
     cost = {"cost": spent(history.costs)} if history.costs else {}
     narrow = {"surrogates": said_surrogates(history)} if history.surrogates else {}
-    facts = {**figures(rows, devices, until), **narrow, **cost, **simulated}
+    energy = {} if history.joules is None else {"energy": legible(history.joules)}
+    facts = {**figures(rows, devices, until), **narrow, **cost, **energy, **simulated}
     more = [f"<p>{escape(line)}</p>" for line in (said_rank(history), said_fallback(history)) if line]
+    more.append(picture(history))
     return page(name, facts, draw(rows, devices=devices, until=until), best, more)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.bundle import Bundle, BundleMode, Description, Gathering, Job, Measured, WorkerEvent
+from penstock.bundle import Bundle, BundleMode, Description, Gathering, Job, Limited, Measured, WorkerEvent
 from penstock.task import FunctionTask
 from penstock.training.account import Account
 from penstock.training.runs.base import Events, Run
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.training.describing import Describing
     from penstock.training.fused.recipe import Recipe
+    from penstock.training.limiting import Limiter
 
 
 def _gang(worker: Worker, bundle: Bundle) -> Run:
@@ -52,11 +53,18 @@ class Worker:
         self.account = Account(device)
         self.trials = Trials(job, device)
         self._next: Bundle | None = None
-        self._unsaid: deque[WorkerEvent] = deque()
+        self._unsaid: deque[WorkerEvent | Limited] = deque()
+        self._unlimited: Limited | None = None  # why it has no limiter, until that is said
         self._run: Run | None = None
         self._events: Events | None = None
         self._looks: Describing | None = None  # what looks at trials before any training
         self._recipes: dict[str, list[Recipe]] = {}  # by signature: as many as bundles of it trained at the same time
+        self.limiter: Limiter | None = None  # tries and sets power limits, where the study asks for it
+        if job.power == "limit":
+            from penstock.training.limiting import limiter
+
+            self.limiter, unable = limiter(device, job.eta)
+            self._unlimited = unable
         self.parts: dict[str, int] = {}  # by signature: how many parts of a batch fit into several devices
         self.spreadable: set[str] = set()  # signatures whose batches were seen to give the same in parts
 
@@ -90,10 +98,10 @@ class Worker:
         """Tell an event of a trial that is not in training."""
         self._unsaid.append(event)
 
-    def advance(self) -> WorkerEvent | Gathering | None:
+    def advance(self) -> WorkerEvent | Gathering | Limited | None:
         """Train to the next event or step boundary."""
         event = self._unsaid.popleft() if self._unsaid else self._train()
-        if event is None or isinstance(event, Gathering | Measured):
+        if event is None or isinstance(event, Gathering | Measured | Limited):
             return event  # neither is about a trial
         return replace(event, study=self.job.study)
 
@@ -110,6 +118,11 @@ class Worker:
             self._events.close()
             self._run = self._events = None
             self._begin_next()
+        elif self.limiter is not None and (found := self.limiter.boundary(self._run)) is not None:
+            self._unsaid.append(found)
+        if self._unlimited is not None:
+            self._unsaid.append(self._unlimited)
+            self._unlimited = None
         return event
 
     def _begin_next(self) -> None:
@@ -126,6 +139,8 @@ class Worker:
         if self._events is not None:
             self._events.close()
             self._run = self._events = None
+        if self.limiter is not None:
+            self.limiter.close()
         self._looks = None
         self._recipes.clear()
         self.trials.forget()

@@ -53,9 +53,14 @@ class Run(ABC):
         return (type(self), there.signature, len(there.placements)) if there.signature else None
 
     @property
-    def trials(self) -> int:
-        """How many trials are in training."""
-        return 1
+    def together(self) -> int:
+        """How many trials train together, each of which takes the run's steps; 0 where they are of several kinds."""
+        return 0
+
+    @property
+    def certain(self) -> int:
+        """How many steps are left until some trial has reached what it was granted, as far as that is known."""
+        return 0
 
     @property
     def launches(self) -> bool:

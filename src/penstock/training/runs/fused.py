@@ -198,7 +198,7 @@ class FusedRun(Run):
         self.members.remove(member)
         there = len(self.fused.trials)
         if not there or member.moved:
-            yield failed(member.placement, error)
+            yield replace(failed(member.placement, error), usage=member.used())
             return
         yield self.sizing.told(there, {}, no_memory(there))
         yield member.stopped()
@@ -236,7 +236,8 @@ class FusedRun(Run):
     def _give_up(self, error: Exception, *, died: bool = False) -> Events:
         """No trial can go on from here; if they ``died``, they may go on from their last states."""
         while self.members:
-            yield replace(failed(self.members.pop().placement, error), died=died)
+            member = self.members.pop()
+            yield replace(failed(member.placement, error), died=died, usage=member.used())
 
     def _one_by_one(self) -> Events:
         """After an error, each trial takes its step alone, so that it is known whose error it is."""
@@ -274,7 +275,7 @@ class FusedRun(Run):
     def _fail(self, trial: Training, error: Exception) -> TrialFailed:
         member = self._member(trial)
         self.members.remove(member)
-        return failed(member.placement, error)
+        return replace(failed(member.placement, error), usage=member.used())
 
     def _leap(self) -> int:
         """Launch as many steps at once as can be laid down, ahead of the device; gives how many."""
@@ -286,16 +287,20 @@ class FusedRun(Run):
         return count
 
     @property
-    def trials(self) -> int:
-        return len(self.members)
-
-    @property
     def launches(self) -> bool:
         return self.worker.on_gpu and bool(self.fused.fast)
 
     @property
     def busy(self) -> bool:
         return self.ahead.busy
+
+    @property
+    def together(self) -> int:
+        return len(self.members)
+
+    @property
+    def certain(self) -> int:
+        return min((member.certain() for member in self.members), default=0)
 
     def wait(self) -> None:
         self.ahead.wait()
