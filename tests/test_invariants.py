@@ -218,6 +218,7 @@ LEVELS = [
     ["algorithms", "scheduling"],
     ["executors"],
     ["training", "surrogate"],
+    ["energy"],
     ["bundle"],
     ["log"],
     ["task"],
