@@ -3,8 +3,16 @@
 import gc
 import os
 import signal
+import sys
+from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# No test can reach a real device's power limit. Whatever imports NVML, here or in a process that a test starts, gets a
+# fake of it; and in case one did not, a variable forbids each setting. Tests of leases alone take that variable away.
+sys.path.insert(0, str(Path(__file__).with_name("fake_nvml")))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
+os.environ["PENSTOCK_OBSERVE_ONLY"] = "1"
 
 import pytest
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock.algorithms.base import Algorithm
 from penstock.algorithms.pbt import PBT
+from penstock.energy.cost import fraction
 from penstock.errors import StudyError
 from penstock.numeric import finite, shown, whole
 from penstock.surrogate.settings import Surrogate
@@ -75,6 +76,22 @@ def as_target(target: object, metric: str) -> float | None:
     if target is not None and made is None:
         raise StudyError(f"target must be a finite value of {metric!r}, got {shown(target)}.")
     return made
+
+
+def as_objective(objective: object) -> float:
+    """The weight of energy against time, eta of Zeus's eq. 2, from "time", "energy" or a number between 0 and 1.
+
+    >>> as_objective("time"), as_objective("energy"), as_objective(0.5)
+    (0.0, 1.0, 0.5)
+    """
+    named = {"time": 0.0, "energy": 1.0}
+    if isinstance(objective, str):
+        if objective not in named:
+            raise StudyError(
+                f'objective must be "time", "energy" or a number from 0 to 1 between them, got {shown(objective)}.'
+            )
+        return named[objective]
+    return fraction("objective", objective)
 
 
 def as_surrogate(surrogate: object, task: AnyTask, algorithm: Algorithm) -> Surrogate | None:

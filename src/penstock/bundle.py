@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from penstock.log.events import Limited as Limited
 from penstock.log.events import Measured as Measured
+from penstock.log.events import Metered as Metered
 from penstock.log.states import States
 from penstock.task import AnyTask, Task
-from penstock.trial import Config, Leg, Mode, Report, StateRef
+from penstock.trial import Config, Leg, Mode, Report, StateRef, Usage
 
 BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
 
@@ -133,6 +135,7 @@ class Job:
     executor knows a trial by (study, trial).
     ``variants`` are the tasks beside ``task``, by name.
     ``deterministic`` says that nothing which changes a curve's digits is chosen by measured times.
+    ``eta`` weighs energy against time, and ``power`` is what to do about power limits: "observe", "limit" or nothing.
     """
 
     task: AnyTask
@@ -143,6 +146,8 @@ class Job:
     study: str = ""
     deterministic: bool = False
     variants: Mapping[str, Task] = field(default_factory=dict)
+    eta: float = 0.0
+    power: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "states", States.of(self.states))
@@ -182,11 +187,15 @@ class StateSaved:
 
 @dataclass(frozen=True)
 class TrialFinished:
-    """A trial left its bundle: it has reported its budget, or its function returned before that."""
+    """A trial left its bundle: it has reported its budget, or its function returned before that.
+
+    ``usage`` is what it used after its last report, here and in the other ways to leave.
+    """
 
     trial: int
     attempt: int
     study: str = ""
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True)
@@ -197,6 +206,7 @@ class TrialStopped:
     attempt: int
     state: StateRef | None
     study: str = ""
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True)
@@ -216,6 +226,7 @@ class TrialFailed:
     lost: str = ""
     study: str = ""
     alone: bool = False
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import __version__
 from penstock.errors import StudyError
 from penstock.executors.simulated.settings import Simulated
-from penstock.log.events import PLAIN, VERSION, Event, Opened
+from penstock.log.events import PLAIN, SURROGATES, Event, Opened
 from penstock.seeds import DRAWS
 from penstock.task import FunctionTask, fingerprint, kind_of, task_name
 from penstock.trial import plain
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def settings_of(study: Study, name: str, past: Sequence[Event]) -> dict[str, Any]:
     """A study's settings as JSON keeps them. ``began`` is the present date, for people: nothing decides by it."""
     settings = {
-        "log": PLAIN if study.surrogate is None else VERSION,
+        "log": PLAIN if study.surrogate is None else SURROGATES,
         "penstock": __version__,
         "name": name,
         "began": time.time(),
@@ -46,6 +46,8 @@ def settings_of(study: Study, name: str, past: Sequence[Event]) -> dict[str, Any
         "target": study.target,
         "keep": study.keep,
         "max_failures": study.max_failures,
+        "eta": study.eta,
+        "max_energy": study.max_energy,
     }
     kept: dict[str, Any] = plain(settings)
     return kept
@@ -77,6 +79,7 @@ def nothing_left(name: str, reason: str, trials: int, grows: bool) -> str:
     more = ". Give more with trials= (--trials) to go on" if grows else ""
     said = {
         "deadline": "its time is used up. Give a later deadline= (--deadline) to go on",
+        "energy": "its energy is used up. Give more with max_energy= (--max-energy) to go on",
         "target": "its target is reached. Give a better target= (--target) to go on",
         "failed": "it has failed",
     }

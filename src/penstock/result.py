@@ -12,6 +12,7 @@ from penstock.log.ranking import leading, no_best, ranked, ranks
 from penstock.log.reader import read
 from penstock.log.states import States
 from penstock.log.timeline import Row, timeline
+from penstock.report.energy import front
 from penstock.report.ranks import said_fallback, said_rank
 from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.task import narrowed
@@ -62,6 +63,11 @@ class Trial:
     def device_seconds(self) -> float:
         """The seconds that it had a device, up to its last report."""
         return self._record.device_seconds
+
+    @property
+    def joules(self) -> float | None:
+        """The joules that it used of its devices, all that was repeated or killed included; None without a meter."""
+        return self._record.joules
 
     @property
     def error(self) -> str | None:
@@ -259,16 +265,35 @@ class Result:
         return self._history.clock
 
     @property
+    def joules(self) -> float | None:
+        """The joules of all its devices, idle ones included, over all its runs; None without a meter."""
+        return self._history.joules
+
+    @property
+    def unmetered(self) -> dict[str, str]:
+        """Why devices were not metered, or not to the end, by their names."""
+        failed = {name: one.reason for name, one in self._history.meters.devices.items() if one.reason}
+        return {**(self._history.settings.get("unmetered") or {}), **failed}
+
+    @property
     def cost(self) -> float | None:
         """What its nodes have cost, over all its runs; None where their prices are not known."""
         return self._history.cost
+
+    def front(self) -> list[Trial]:
+        """The trials that no other trial beats in both metric and joules, those of fewest joules first.
+
+        It is empty where nothing was metered.
+        """
+        return [self._trial(record) for record in front(self._history.targets)]
 
     def timeline(self) -> list[Row]:
         """Which trial had which share of which device at what time: rows of device, trial, start, end, share, mode."""
         return timeline(read(self.dir / "log.jsonl"))
 
     def dataframe(self) -> pandas.DataFrame:
-        """One row a trial: number, rank, state, budget, config, metrics at its best report, device seconds, error.
+        """One row a trial: number, rank, state, budget, config, metrics at its best report, device seconds, joules
+        where its devices were metered, error.
 
         The trial of rank 1 is ``best``. The rank is empty where a trial cannot be the best: it did not report, it
         diverged, or it failed without a state.

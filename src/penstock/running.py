@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,13 @@ from penstock.engine.clocking import Pace, Shelf
 from penstock.engine.decisions import Decider, replay
 from penstock.engine.engine import Engine
 from penstock.engine.following import Following
-from penstock.engine.limits import Deadline, Failures, Limit, Target
+from penstock.engine.limits import Deadline, Energy, Failures, Limit, Target
+from penstock.engine.observing import observed
+from penstock.errors import StudyError
 from penstock.executors.base import Executor
 from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
 from penstock.log.changes import changes, check_configs, check_states, given
-from penstock.log.events import Opened
+from penstock.log.events import VERSION, Limited, Opened
 from penstock.log.history import History
 from penstock.log.naming import open_new
 from penstock.log.owners import home
@@ -68,6 +71,9 @@ def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: boo
         executor = executor_of(study, how, states, log.dir.name, following, made.variants)
         try:
             following = able(following, plan, executor, how)
+            _check_meters(study, executor)
+            settings["log"] = VERSION if executor.metered else settings["log"]
+            settings["unmetered"] = dict(executor.unmetered) or None
             engine = Engine(
                 log,
                 history,
@@ -82,6 +88,7 @@ def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: boo
                 packing=how.packs(study.task, study.space, study.seed, concurrent=executor.concurrent),
                 shards=shards(study.task),
                 following=following,
+                observing=_observing(study, how, executor),
             )
             with _progress(study, made.algorithm, progress) as engine.watch, stoppable(engine.interrupt):
                 reason = engine.run(Opened(settings, history.clock), pending)
@@ -133,10 +140,23 @@ def _states_of(study: Study, log: Log, history: History, allow_changes: bool, ho
     return states
 
 
+def _observing(study: Study, how: RunSettings, executor: Executor) -> Callable[[History], list[Limited]] | None:
+    """What tells of power limits at the end; simulated devices tell it themselves."""
+    return partial(observed, eta=study.eta) if how.power is not None and not executor.virtual else None
+
+
 def _limits(study: Study) -> list[Limit]:
     limits: list[Limit] = [] if study.target is None else [Target(study.target)]
     limits += [] if study.max_failures is None else [Failures(study.max_failures)]
+    limits += [] if study.max_energy is None else [Energy(study.max_energy)]
     return limits if study.deadline is None else [*limits, Deadline(study.deadline)]
+
+
+def _check_meters(study: Study, executor: Executor) -> None:
+    """Refuse a limit of energy that nobody could notice."""
+    if study.max_energy is not None and not executor.metered:
+        why = next(iter(executor.unmetered.values()), "nothing counts the joules of these devices")
+        raise StudyError(f"max_energy= needs a device whose joules are metered, and {why}: leave it out.")
 
 
 def _scheduler(study: Study, how: RunSettings, following: Following | None) -> Scheduler:
@@ -154,7 +174,8 @@ def executor_of(
     variants: Mapping[str, Task] = NO_VARIANTS,
 ) -> Executor:
     """The executor that a run's settings ask for; ``variants`` are the tasks beside the study's own."""
-    job = Job(study.task, study.seed, study.metric, study.mode, states, name, how.deterministic, variants)
+    how_trained = how.deterministic, variants, study.eta, how.power
+    job = Job(study.task, study.seed, study.metric, study.mode, states, name, *how_trained)
     if isinstance(how.on, Simulated):
         return SimulatedExecutor(job, how.on)
     if how.ray:
@@ -196,9 +217,9 @@ def _pace(study: Study, executor: Executor, how: RunSettings, dir: Path) -> Pace
         together = "never"
     model = SpeedModel(together, spreads=_spreads(study, executor, how))
     if how.deterministic or how.sharing == "processes":  # a unit beside other processes says nothing of one alone
-        return Pace(model)
+        return Pace(model, eta=study.eta)
     profiles = Profiles.open(dir.parent / "profiles.jsonl", kept=not isinstance(how.on, Simulated) or how.on.kept)
-    return Pace(model, Shelf(profiles, fingerprint(study.task)))
+    return Pace(model, Shelf(profiles, fingerprint(study.task)), study.eta)
 
 
 def _spreads(study: Study, executor: Executor, how: RunSettings) -> bool:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.algorithms.base import Algorithm
     from penstock.planning.plan import Plan
 
+POWER = ("observe", "limit")
 LATE = ("finish", "stop", "pay")
 SHARING = ("auto", "solo", "fused", "packed", "processes", "distributed")
 SCHEDULERS: dict[str, Scheduler] = {
@@ -62,6 +63,7 @@ class RunSettings:
     similarity: float | None = None
     active_threads: float | None = None
     late: str = "finish"
+    power: str | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -106,6 +108,10 @@ class RunSettings:
             )
         if not isinstance(self.late, str) or self.late not in LATE:
             raise StudyError(f'late must be "finish", "stop" or "pay", got {shown(self.late)}.')
+        if self.power is not None and (not isinstance(self.power, str) or self.power not in POWER):
+            raise StudyError(f'power must be "observe" or "limit", got {shown(self.power)}.')
+        if self.power == "limit" and self.deterministic:
+            raise StudyError('power="limit" decides by measured power, and deterministic=True by none: leave one out.')
         self._check_packing()
         self._check_processes()
         object.__setattr__(self, "workers", workers)
@@ -214,6 +220,8 @@ class TuneOptions(TypedDict, total=False):
     keep: int
     max_failures: int | None
     surrogate: Surrogate | None
+    objective: str | float
+    max_energy: float | str | None
     on: str | Simulated
     sharing: str
     scheduler: str
@@ -227,6 +235,7 @@ class TuneOptions(TypedDict, total=False):
     active_threads: float | None
     plan: Plan | str | Path | None
     late: str
+    power: str | None
     allow_changes: bool
     progress: bool | None
 

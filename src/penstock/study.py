@@ -15,6 +15,7 @@ from penstock.arguments import (
     as_keep,
     as_max_failures,
     as_name,
+    as_objective,
     as_seed,
     as_surrogate,
     as_target,
@@ -22,6 +23,7 @@ from penstock.arguments import (
     check_flags,
     seconds,
 )
+from penstock.energy.cost import joules
 from penstock.errors import StudyError
 from penstock.executors.simulated.executor import Simulated
 from penstock.goal import choose_mode
@@ -75,6 +77,9 @@ class Study:
         max_failures: the most trials that may fail; one more, and the study ends as "failed". None: no limit.
         surrogate: tune narrow twins of the model, as in ``ps.Surrogate(scale=8)``, and train the best configs at full
             width. ``trials`` counts the twins, and the result has the models of full width.
+        objective: what is to be small: "time", "energy", or a number between 0 (time) and 1 (energy) that weighs them.
+            Trials share devices as that is best, and with ``run(power="limit")`` it chooses the power limit.
+        max_energy: joules that the study's devices may use in all, or text such as "500kJ" or "2kWh".
     """
 
     def __init__(
@@ -96,6 +101,8 @@ class Study:
         keep: int = 1,
         max_failures: int | None = None,
         surrogate: Surrogate | None = None,
+        objective: str | float = "time",
+        max_energy: float | str | None = None,
     ) -> None:
         if not isinstance(metric, str) or not metric or metric != legible(metric):
             raise StudyError(f"metric must be the name of a metric that the task reports, got {shown(metric)}.")
@@ -114,6 +121,7 @@ class Study:
         self.deadline, self.target = seconds(deadline), as_target(target, metric)
         self.keep, self.max_failures = as_keep(keep), as_max_failures(max_failures)
         self.surrogate = as_surrogate(surrogate, self.task, algorithm)
+        self.eta, self.max_energy = as_objective(objective), joules(max_energy)
         self.file = main_file()  # `penstock resume` loads it again
         self.trials = self._total(as_trials(trials))
         self.ran: Path | None = None  # the folder of its last run
@@ -134,6 +142,8 @@ class Study:
             "keep": keep,
             "max_failures": max_failures,
             "surrogate": surrogate,
+            "objective": objective,
+            "max_energy": max_energy,
         }
 
     def replace(self, **changes: Any) -> Study:
@@ -179,6 +189,7 @@ class Study:
         active_threads: float | None = None,
         plan: Plan | str | Path | None = None,
         late: str = "finish",
+        power: str | None = None,
         allow_changes: bool = False,
         progress: bool | None = None,
     ) -> Result:
@@ -215,13 +226,16 @@ class Study:
                 there are, and how many devices each trial has. A study that is taken up again goes on with its plan.
             late: what to do once a plan's deadline cannot be kept any more: "finish" as cheaply as possible, "stop", or
                 "pay" for as much speed as the plan's ``max_cost`` allows.
+            power: what to do about the power limits of GPUs, by ``objective``. "observe" tells which limit would be
+                best, and sets none. "limit" tries limits for a few seconds each while trials train, keeps what it
+                finds, and sets the best; the prior limit returns at the end. Without it joules are counted alone.
             allow_changes: go on although the task, the space or the algorithm changed since the log was written.
             progress: whether to show progress: a live block on a terminal, a live line in a notebook, and elsewhere a
                 line on stderr now and then. None is as True.
         """
         check_flags(allow_changes=allow_changes, progress=True if progress is None else progress)
         sharing_how = sharing, scheduler, growing, mixed_types, deterministic, packing, similarity, active_threads
-        how = RunSettings(on, workers, weight, *sharing_how, late)
+        how = RunSettings(on, workers, weight, *sharing_how, late, power)
         if self.surrogate is not None and plan is not None:
             raise StudyError("A plan says nothing of surrogates: leave plan= or surrogate= out.")
         followed_plan = None if plan is None else as_plan(plan)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import TaskError
+from penstock.errors import PenstockError, TaskError
 from penstock.numeric import finite, shown, whole
 from penstock.speed.curve import Curve
 from penstock.trial import Config
@@ -28,7 +28,9 @@ class Tabulated:
 
     ``seconds`` is one number, or one a unit. ``bytes`` is the device memory that the trial takes. ``curve`` is the
     effect of sharing and spreading on its time, where it differs from the simulation's curve. Trials of one
-    ``signature`` can be fused.
+    ``signature`` can be fused. Where devices are ``Simulated(watts=...)``, ``watts`` is what one draws while this trial
+    trains there. ``limits`` has, by power limit, the watts and how many times as long a unit takes; the greatest one
+    limits nothing.
 
     >>> Tabulated({"loss": [0.9, 0.5]}, seconds=60).seconds
     (60.0, 60.0)
@@ -39,8 +41,14 @@ class Tabulated:
     bytes: int = 0
     curve: Curve | None = None
     signature: str = "tabulated"
+    watts: float | None = None
+    limits: Mapping[float, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        watts = finite(self.watts)
+        if self.watts is not None and (watts is None or watts < 0):
+            raise TaskError(f"Expected the watts of a table as a number from 0 on, got {shown(self.watts)}.")
+        object.__setattr__(self, "limits", as_limits(self.limits, TaskError))
         if not isinstance(self.metrics, Mapping) or not all(isinstance(name, str) for name in self.metrics):
             raise TaskError(
                 f"Expected a dict of metrics by name, one value a unit, in a table, got {shown(self.metrics)}."
@@ -80,6 +88,25 @@ class Tabulated:
     def units(self) -> int:
         """How many units the table has."""
         return len(next(iter(self.metrics.values())))
+
+
+def as_limits(limits: object, refuse: type[PenstockError]) -> dict[float, tuple[float, float]]:
+    """Power limits with what each does: the watts, and how many times as long a unit takes.
+
+    >>> as_limits({250: (210, 1)}, TaskError)
+    {250.0: (210.0, 1.0)}
+    """
+    try:
+        made = {float(limit): (float(watts), float(slower)) for limit, (watts, slower) in limits.items()}  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, ValueError):
+        made = {0.0: (0.0, 0.0)}
+    numbers = [number for limit, both in made.items() for number in (limit, *both)]
+    if not all(0 < number < math.inf for number in numbers):
+        raise refuse(
+            "Expected limits as a dict of (watts, times as long) by limit, all above 0, as in {250: (210, 1.0)}, got "
+            f"{shown(limits)}."
+        )
+    return made
 
 
 class TabulatedTask:

@@ -38,11 +38,16 @@ class StateRef:
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources that a trial used since its previous report."""
+    """The resources that a trial used since its previous report.
+
+    ``joules`` are None where nobody can tell them; ``unmetered`` says why, where the trial's device has a meter.
+    """
 
     device_seconds: float = 0.0
     steps: int = 0
     peak_bytes: int | None = None
+    joules: float | None = None
+    unmetered: str = ""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def test_a_damaged_line_inside_is_a_clear_error(tmp_path, damage):
 
 def test_a_log_of_a_newer_version_is_refused(tmp_path):
     path = write(tmp_path / "s", Opened({"log": events.VERSION + 1, "unheard": "of"}))
-    with pytest.raises(ps.LogError, match=r"newer Penstock \(log version 6; this one reads up to 5\): upgrade"):
+    with pytest.raises(ps.LogError, match=r"newer Penstock \(log version 7; this one reads up to 6\): upgrade"):
         list(read(path))
 
 

@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from penstock.algorithms.sampling import Numbers
 from penstock.algorithms.storage import EPOCH, LAST, LogStorage, StoredTrial
 from penstock.algorithms.transfer import CHECK, RACE
-from penstock.log.events import Asked, Event, Opened
+from penstock.log.events import Asked, Charged, Event, Failed, Opened, Stopped
 from penstock.log.history import History
 from penstock.log.ranking import sound
 from penstock.log.reader import read
@@ -36,8 +36,18 @@ class SeenStorage(LogStorage):
         with self._lock:
             super().apply(event)
             self._history.apply(event)
+            if isinstance(event, Charged | Stopped | Failed) and event.trial in self._trials:
+                self._trials[event.trial].frozen.clear()  # its joules are others now
             if isinstance(event, Opened) and (began := event.settings.get("began")) is not None:
                 self._openings.append((event.clock, datetime.fromtimestamp(min(max(began, 0.0), LAST))))
+
+    def _freeze(self, trial: StoredTrial) -> FrozenTrial:
+        """A trial with its joules as an attribute of the user's, where its devices were metered."""
+        made, record = super()._freeze(trial), self._history.trials[trial.number]
+        if record.joules is not None:
+            made.set_user_attr("joules", record.joules)
+            made.set_user_attr("device_seconds", record.device_seconds)
+        return made
 
     def _result(self, trial: StoredTrial) -> tuple[TrialState, float | None]:
         """A trial by its best report. A trial that diverged has the worst value, and one that failed has none."""

@@ -20,6 +20,7 @@ def show(
     json: OneObject = False,
     top: Annotated[int, typer.Option(min=0, help="How many of the best trials.")] = 10,
     curves: Annotated[bool, typer.Option("--curves", help="Show the curves of their metric, too.")] = False,
+    carbon: Annotated[float | None, typer.Option(min=0.0, help="Grams of CO2 for a kWh, to show the study's.")] = None,
 ) -> None:
     """Show where a study stands, and its best trials."""
     from penstock.log.ranking import leading
@@ -37,7 +38,7 @@ def show(
     from penstock.report import tables
 
     console = tables.console()
-    console.print(tables.study_summary(facts))
+    console.print(tables.study_summary(facts, carbon))
     if (measured := tables.measured(facts)) is not None:
         console.print()
         console.print(measured)

@@ -54,6 +54,13 @@ class Lateness(StrEnum):
     pay = "pay"
 
 
+class Power(StrEnum):
+    """What to do about power limits."""
+
+    observe = "observe"
+    limit = "limit"
+
+
 class Format(StrEnum):
     """The formats that a log can be exported to."""
 
@@ -126,6 +133,11 @@ Late = Annotated[
     Lateness, typer.Option(help="Once a plan's deadline cannot be kept: finish cheaply, stop, or pay up to its cost.")
 ]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="A plan to follow, as `penstock plan --save` writes it.")]
+
+MaxEnergy = Annotated[str | None, typer.Option(help="Energy the devices may use in all: 500kJ, 300Wh, 2kWh.")]
+HowPowered = Annotated[
+    Power | None, typer.Option(help="observe: tell which power limit would be best. limit: try limits, and set it.")
+]
 
 # Output
 

@@ -24,11 +24,13 @@ from penstock.cli.options import (
     Growing,
     HowGrown,
     HowPacked,
+    HowPowered,
     HowScheduled,
     HowShared,
     Json,
     Late,
     Lateness,
+    MaxEnergy,
     MaxFailures,
     MixedTypes,
     Name,
@@ -65,6 +67,7 @@ def run(
     trials: Trials = None,
     seed: Annotated[int | None, typer.Option(help="The seed of everything that is random.")] = None,
     deadline: Deadline = None,
+    max_energy: MaxEnergy = None,
     target: Target = None,
     max_failures: MaxFailures = None,
     surrogate: Scale = None,
@@ -80,6 +83,7 @@ def run(
     active_threads: ActiveThreads = None,
     plan: PlanFile = None,
     late: Late = Lateness.finish,
+    power: HowPowered = None,
     on: On = "local",
     devices: Devices = None,
     dir: OwnDir = None,
@@ -90,6 +94,7 @@ def run(
     """Run the study of a Python file."""
     given = {"name": name, "trials": trials, "seed": seed, "deadline": deadline, "target": target}
     changes: dict[str, Any] = {**given, "max_failures": max_failures, "dir": dir, "states": states}
+    changes["max_energy"] = max_energy
     with apart(json):
         with refused(BAD_USAGE):
             changes["surrogate"] = None if surrogate is None else Surrogate(scale=surrogate)
@@ -104,6 +109,7 @@ def resume(
     dir: Dir = HOME,
     trials: Trials = None,
     deadline: Deadline = None,
+    max_energy: MaxEnergy = None,
     target: Target = None,
     max_failures: MaxFailures = None,
     workers: Workers = None,
@@ -117,6 +123,7 @@ def resume(
     similarity: Similarity = None,
     active_threads: ActiveThreads = None,
     late: Late = Lateness.finish,
+    power: HowPowered = None,
     on: On = "local",
     devices: Devices = None,
     states: States = None,
@@ -133,6 +140,7 @@ def resume(
         history = history_of(place)
         settings = history.settings
     given = {"trials": trials, "deadline": deadline, "target": target, "states": states, "max_failures": max_failures}
+    given["max_energy"] = max_energy
     changes = {key: settings.get(key) if value is None else value for key, value in given.items()}
     if (kept := settings.get("surrogate")) is not None:
         changes["surrogate"] = Surrogate.of(kept)

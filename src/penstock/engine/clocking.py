@@ -10,10 +10,12 @@ from importlib.metadata import version
 from statistics import fmean, variance
 
 from penstock import __version__
-from penstock.bundle import Device, Measured
+from penstock.bundle import Device, Measured, Metered
+from penstock.engine.costing import Costs
 from penstock.speed.model import UNKNOWN, Speed, SpeedModel
 from penstock.speed.profiles import Kind, Profile, Profiles, batch_size
 from penstock.speed.sizes import first_guess
+from penstock.trial import Usage
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,9 @@ class _Going:
 class Pace:
     """Times the units of running trials for a ``model``; ``shelf`` keeps measurements between studies."""
 
-    def __init__(self, model: SpeedModel | None = None, shelf: Shelf | None = None) -> None:
+    def __init__(self, model: SpeedModel | None = None, shelf: Shelf | None = None, eta: float = 0.0) -> None:
         self.model, self.shelf = model or SpeedModel(), shelf
+        self.costs = Costs(eta)
         self._going: dict[int, _Going] = {}
         self._signatures: dict[int, str] = {}  # the signatures of trials, as the model was told
         self._devices: dict[str, Device] = {}  # lost devices too: a measurement made there may still arrive
@@ -120,7 +123,15 @@ class Pace:
 
     def known(self) -> Speed:
         """The speed of the trials, with all that was measured."""
-        return self.model.speed(self._types)
+        speed = self.model.speed(self._types)
+        if not self.costs.eta or not speed.types:
+            return speed
+        return replace(speed, types={type: self._weighed(one, type) for type, one in speed.types.items()})
+
+    def _weighed(self, speed: Speed, type: str) -> Speed:
+        """The speed on a type, with seconds that are as many as they cost."""
+        unit, factor = speed.unit, self.costs.on(type)
+        return replace(speed, unit=lambda trial: factor * unit(trial))
 
     def speed(self) -> Speed:
         """The speed that a scheduler is given.
@@ -151,6 +162,8 @@ class Pace:
             if (signature, type) in self._recalled:
                 continue
             self._recalled.add((signature, type))
+            if (watts := self.shelf.get(signature, device, "watts")) is not None:
+                self.costs.recall(signature, type, watts.table)
             sharing = self.shelf.get(signature, device, "sharing")
             refusing = self.shelf.get(signature, device, "refusing")
             if refusing is not None and self.model.sharing == "measured":
@@ -159,11 +172,12 @@ class Pace:
                 )
                 self.model.shared(signature, type, {}, 1, recalled=True)
             elif sharing is not None and self.model.sharing == "measured":
-                self.model.shared(signature, type, sharing.table, sharing.size, recalled=True)
+                size = self.costs.size(signature, type, sharing.table, sharing.size)
+                self.model.shared(signature, type, sharing.table, size, recalled=True)
             if (trying := self.shelf.get(signature, device, "trying")) is not None:
                 self.model.checked(signature, type, trying.table)
             if (scaling := self.shelf.get(signature, device, "scaling")) is not None:
-                self.model.spread(signature, type, scaling.table)
+                self.model.spread(signature, type, self.costs.spread(signature, type, scaling.table))
             if (unit := self.shelf.get(signature, device, "unit")) is not None:
                 self.model.recall(signature, type, unit.table[1])
             if (moving := self.shelf.get(signature, device, "moving")) is not None:
@@ -221,7 +235,8 @@ class Pace:
         if self.shelf is not None:
             self.shelf.measured(event, device)
         if event.kind == "scaling":
-            return self.model.spread(event.signature, device.type, event.table)
+            table = self.costs.spread(event.signature, device.type, event.table)
+            return self.model.spread(event.signature, device.type, table)
         if event.kind == "packing" and not event.table:
             return []  # of memory alone
         if event.kind == "packing":
@@ -233,7 +248,14 @@ class Pace:
         if event.kind == "refusing":
             return []  # the measurement of sharing beside it says so for this study
         self._reasons[event.signature, device.type] = event.reason
-        return self.model.shared(event.signature, device.type, event.table, event.size)
+        size = self.costs.size(event.signature, device.type, event.table, event.size)
+        weighed = [] if size == event.size else [f"at most {size} trials cost least by objective={self.costs.eta:g}"]
+        return weighed + self.model.shared(event.signature, device.type, event.table, size)
+
+    def metered(self, event: Metered) -> None:
+        """Take a device's line: the greatest power that it can have, or else had."""
+        if (device := self._devices.get(event.device)) is not None:
+            self.costs.metered(device.type, event.most if event.range is None else event.range[1])
 
     def keep(self) -> None:
         """Keep the measurements and times for the next study."""
@@ -255,6 +277,10 @@ class Pace:
             shelf.put(signature, device, "unit", {1: unit})
             if varying := spread(list(self._alone.get((signature, device.type), {}).values())):
                 shelf.put(signature, device, "spread", varying)
+            if watts := self.costs.watts(signature, device.type):
+                shelf.put(signature, device, "watts", watts)
+            if joules := self.costs.joules(signature, device.type):
+                shelf.put(signature, device, "joules", joules)
             if math.isfinite(self.model.moving):
                 stop = self.model.moving - self.model.start
                 shelf.put(signature, device, "moving", {0: self.model.start, 1: stop})
@@ -278,11 +304,15 @@ class Pace:
         self._going.pop(trial, None)
         self._mixed(together, clock)
 
-    def reported(self, trial: int, share: float, clock: float, *, unlike: bool = False) -> None:
+    def reported(
+        self, trial: int, share: float, clock: float, *, unlike: bool = False, usage: Usage | None = None
+    ) -> None:
         """A trial has reported a unit trained at a share; beside ``unlike`` trials its time refines no curve."""
         going = self._going.get(trial)
         if going is None:
             return
+        if usage is not None and going.alike and not unlike:
+            self.costs.observed(self._signatures.get(trial, ""), going.type, max(1, round(1 / share)), usage)
         seconds, going.since = clock - going.since, clock
         if not going.begun:
             going.begun = True

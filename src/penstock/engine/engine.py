@@ -9,16 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from penstock.bundle import Measured, Parted, StateSaved, TrialFailed, TrialFinished, TrialStopped
+from penstock.bundle import (
+    Left,
+    Limited,
+    Measured,
+    Metered,
+    Parted,
+    StateSaved,
+    TrialFailed,
+    TrialFinished,
+    TrialStopped,
+)
 from penstock.engine.clocking import Pace
 from penstock.engine.collecting import Collecting
 from penstock.engine.decisions import Decider, told
+from penstock.engine.dry import dry_batch, unknown_metric
 from penstock.engine.following import Following
-from penstock.engine.limits import Deadline, Limit, Target, soonest
+from penstock.engine.limits import Deadline, Energy, Limit, Target, soonest
 from penstock.engine.placing import Placing
-from penstock.errors import PenstockError, StudyError, TaskError, trace
+from penstock.errors import StudyError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent, NodeAdded, NodeLost
 from penstock.log import events
 from penstock.log.events import Event
@@ -30,7 +40,7 @@ from penstock.numeric import legible, shown
 from penstock.scheduling.base import Scheduler
 from penstock.scheduling.growing import Growing
 from penstock.scheduling.packs import Packing
-from penstock.trial import Config, Report, Usage
+from penstock.trial import Report, Usage
 
 DRY = 3  # configs that are tried before the task is said to be at fault
 RETRIES = 3  # of a trial whose worker died, before it is given up
@@ -74,10 +84,12 @@ class Engine:
         devices: Collection[str] | None = None,
         packing: Packing | None = None,
         following: Following | None = None,
+        observing: Callable[[History], list[Limited]] | None = None,
     ) -> None:
         self.study = log.dir.name
         self.log, self.history, self.decider = log, history, decider
         self.executor, self.limits, self.watch = executor, limits, watch
+        self.observing = observing  # says at the end what power limits would give
         self.collecting = Collecting(history, states, log)
         self.placing = Placing(
             executor,
@@ -134,7 +146,7 @@ class Engine:
         """One dry batch before a study's first line: a task that cannot train leaves nothing in the log."""
         waiting = [(e.config, e.variant) for e in pending if isinstance(e, events.Asked)]
         if not self.history.units and waiting:
-            self._dry_batch(opened, waiting[:DRY])
+            self._threads = dry_batch(self.executor, self.study, opened.settings["metric"], waiting[:DRY])
 
     def open(self, opened: events.Opened, pending: Iterable[Event]) -> None:
         """Take up the study, with the decisions that are pending."""
@@ -162,7 +174,7 @@ class Engine:
                 self._ending, self._grace = reason, self.executor.now() + GRACE
                 self.placing.bundling.stop()
         if self._ending is not None:
-            left = self._grace - self.executor.now() if self._ending == Deadline.reason else None
+            left = self._grace - self.executor.now() if self._ending in (Deadline.reason, Energy.reason) else None
             over = left is not None and left <= 0  # a function between two reports: its last report stands
             return Wanted(left, self._ending if over or not self.placing.running else None)
         self.collecting.delete()
@@ -187,6 +199,10 @@ class Engine:
     def close(self, reason: str) -> None:
         """Lay the study down."""
         self.placing.tell_solo(last=True)
+        for line in self.executor.settle():
+            self._take(line)
+        for limited in self.observing(self.history) if self.observing is not None else ():
+            self._take(limited)
         self._log(events.Ended(reason, self.clock()))
         self.log.sync()
         self.collecting.delete()
@@ -212,7 +228,7 @@ class Engine:
                 return self.placing.owns(device.name)
             case NodeAdded() | NodeLost():
                 return True
-            case Measured():
+            case Measured() | Metered() | Limited():
                 return self.placing.owns(event.device)
             case _:
                 return event.study == self.study
@@ -230,6 +246,11 @@ class Engine:
                 return  # it is kept for later studies: nothing in this one follows from it
             self._log(replace(event, clock=self.clock(), reason="; ".join((event.reason, *said))))
             return
+        if isinstance(event, Metered):
+            self.placing.pace.metered(event)
+        if isinstance(event, Metered | Limited):
+            self._log(replace(event, clock=self.clock()))
+            return
         if isinstance(event, Parted):
             self.placing.elastic.parted(event)
             return
@@ -237,19 +258,22 @@ class Engine:
             self.collecting.died(event.trial, event.attempt)
         place = self.placing.running.get(event.trial)
         if place is None or place.members[event.trial].attempt != event.attempt:
+            if isinstance(event, Report | Left):
+                self._charge(event)
             return  # an older attempt: discarded, so that nothing is reported twice
         record = self.history.trials[event.trial]
         if isinstance(event, Report):
             if event.unit > record.reported:
                 self.placing.acquit(event.trial)
             unlike = place.mode in ("processes", "packed")
-            self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=unlike)
+            self.placing.pace.reported(event.trial, place.share, self.clock(), unlike=unlike, usage=event.usage)
             if self.placing.following is not None:
                 self.placing.following.reported(event.trial)
             self._report(record, event)
         elif isinstance(event, StateSaved):
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
         elif isinstance(event, TrialFinished):
+            self._charge(event)
             self._finish(record, place.members[event.trial].budget)
         elif isinstance(event, TrialStopped):
             moved = place if event.trial in self.placing.bundling.moving else None  # else its bundle was too large
@@ -257,7 +281,7 @@ class Engine:
             self.placing.left(event.trial)
             if event.state is not None and event.state not in (record.state, record.start):
                 self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
-            self._log(events.Stopped(event.trial, event.attempt, self.clock()))
+            self._log(events.Stopped(event.trial, event.attempt, self.clock(), _metered(event.usage)))
             if self._ending is None:
                 self.placing.ask(record, moved=moved)
         elif event.unwritten:
@@ -275,7 +299,7 @@ class Engine:
             if not isinstance(name, str) or name != legible(name):
                 raise StudyError(f"A metric's name must be text that can be printed, got {shown(name)}.")
         if metric not in report.metrics:
-            said = _unknown_metric(metric, tuple(report.metrics))
+            said = unknown_metric(metric, tuple(report.metrics))
             raise StudyError(f"{said} That was trial {record.number}, unit {report.unit}: report it with every unit.")
         if "budget" in report.metrics:
             raise StudyError("A metric cannot be called 'budget', which is a curve's own column: give it another name.")
@@ -283,8 +307,15 @@ class Engine:
             metrics = dict(report.metrics)
             fields = (record.number, report.attempt, report.unit, metrics, report.state, report.usage, self.clock())
             self._log(events.Reported(*fields))
-        elif report.state is not None:  # trained again: not reported twice, but the state is worth having
+            return
+        self._charge(report)
+        if report.state is not None:  # trained again: not reported twice, but the state is worth having
             self._log(events.Saved(record.number, report.attempt, report.state, self.clock()))
+
+    def _charge(self, event: Report | Left) -> None:
+        """Log what a trial used where no other line tells it."""
+        if (usage := _metered(event.usage)) is not None and event.trial < len(self.history.trials):
+            self._log(events.Charged(event.trial, event.attempt, usage, self.clock()))
 
     def _finish(self, record: TrialRecord, budget: int) -> None:
         if record.curve and record.status != "waiting" and record.reported < budget:
@@ -301,12 +332,13 @@ class Engine:
 
     def _fail(self, record: TrialRecord, event: TrialFailed, own: bool) -> None:
         if event.died and record.reported >= record.granted:
+            self._charge(event)
             return  # it was about to leave: there is nothing to train again
         final = own and (not event.died or record.deaths >= RETRIES)
         error = legible(event.error)
         if final and event.died:
             error = f"{error}, and so did {RETRIES} retries"
-        self._log(events.Failed(record.number, event.attempt, error, final, self.clock(), own))
+        self._log(events.Failed(record.number, event.attempt, error, final, self.clock(), own, _metered(event.usage)))
         if not final:
             self.placing.ask(record)
 
@@ -356,28 +388,7 @@ class Engine:
                 f"{reported} units already: an algorithm asks for more."
             )
 
-    def _dry_batch(self, opened: events.Opened, configs: list[tuple[Config, str]]) -> None:
-        """Try configs until one trains: an error of one config is its trial's, an error of all is the task's."""
-        errors: list[Exception] = []
-        for config, variant in configs:
-            try:
-                more: dict[str, Any] = {"variants": [variant]} if variant else {}
-                (description,) = self.executor.describe([config], train=True, study=self.study, **more)
-            except Exception as error:
-                if isinstance(error, PenstockError) and not isinstance(error, TaskError):
-                    raise
-                errors.append(error)
-                continue
-            metric = opened.settings["metric"]
-            if description.metrics is not None and metric not in description.metrics:
-                raise StudyError(_unknown_metric(metric, description.metrics))
-            self._threads = description.threads
-            return
-        if isinstance(errors[0], TaskError):
-            raise errors[0]
-        said = f"The task failed in a dry batch of each of the first {len(configs)} configs"
-        raise TaskError(f"{said}. With {configs[0][0]}:\n{trace(errors[0])}")
 
-
-def _unknown_metric(metric: str, known: tuple[str, ...]) -> str:
-    return f"The study's metric {metric!r} is not reported by the task, which reports {', '.join(known) or 'nothing'}."
+def _metered(usage: Usage) -> Usage | None:
+    """A usage that has joules, or says why it has none: without a meter, logs stay as earlier readers know them."""
+    return None if usage.joules is None and not usage.unmetered else usage

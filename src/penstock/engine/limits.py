@@ -61,6 +61,24 @@ class Deadline:
 
 
 @dataclass(frozen=True)
+class Energy:
+    """Joules that a study's devices may use, idle ones included, over all its drivers.
+
+    >>> Energy(3.6e6).reached(History(), 0.0)
+    False
+    """
+
+    joules: float
+    reason: ClassVar[str] = "energy"
+
+    def reached(self, history: History, clock: float) -> bool:
+        return (history.joules or 0.0) >= self.joules
+
+    def left(self, clock: float) -> float | None:
+        return None
+
+
+@dataclass(frozen=True)
 class Failures:
     """The most trials that may fail, over all drivers of a study."""
 

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.bundle import Bundle, BundleMode, Description, Device, Job, Node, Request, WorkerEvent
+from penstock.bundle import (
+    Bundle,
+    BundleMode,
+    Description,
+    Device,
+    Job,
+    Limited,
+    Metered,
+    Node,
+    Request,
+    WorkerEvent,
+)
 from penstock.errors import StudyError
 from penstock.trial import Config
 
@@ -39,7 +50,7 @@ class NodeLost:
     node: Node
 
 
-ExecutorEvent = WorkerEvent | DeviceAdded | DeviceLost | NodeAdded | NodeLost
+ExecutorEvent = WorkerEvent | DeviceAdded | DeviceLost | NodeAdded | NodeLost | Metered | Limited
 
 
 class Executor(ABC):
@@ -65,6 +76,8 @@ class Executor(ABC):
     - ``modes`` are the modes that a bundle can have here. ``processes`` is how many trials may share a device in worker
       processes of their own, 0 where nothing but memory limits them. ``virtual`` says that the clock is not the
       machine's: ``wait`` then moves the clock on to the next event, or by ``timeout``.
+    - Where a device is ``metered``, usage has joules, ``Metered`` is told of the device now and then, and ``settle``
+      gives what was not told at the end. A device that is not is in ``unmetered``, with the reason.
     """
 
     modes: frozenset[BundleMode] = frozenset({"solo", "fused", "packed"})
@@ -73,6 +86,20 @@ class Executor(ABC):
     flexible: bool = False
     scales: bool = False
     provisioning: float = 0.0
+
+    @property
+    def metered(self) -> bool:
+        """Whether a device's joules are told."""
+        return False
+
+    @property
+    def unmetered(self) -> Mapping[str, str]:
+        """Why devices have no meter, by their names."""
+        return {}
+
+    def settle(self) -> list[Metered]:
+        """The joules of devices that were not told yet; no trial trains any more."""
+        return []
 
     @property
     def concurrent(self) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from penstock.bundle import Bundle, Description, Device, Gathering, Job
+from penstock.bundle import Bundle, Description, Device, Gathering, Job, Metered
 from penstock.executors.base import Executor, ExecutorEvent
+from penstock.executors.metering import Metering, uuids
 from penstock.training.random.generators import own_randomness
 from penstock.training.worker import Worker
 from penstock.trial import Config
@@ -23,6 +24,7 @@ class LocalExecutor(Executor):
         device = find_devices()[0]
         self._devices = [device]
         self._worker = Worker(job, device.name, threads=device.threads or 1)
+        self._meters = Metering.of(uuids(self._devices))
         self._began = time.monotonic()
         self._woken = False
         self._restore = ExitStack()
@@ -33,6 +35,7 @@ class LocalExecutor(Executor):
         return self._devices
 
     def place(self, bundle: Bundle) -> None:
+        self._meters.placed(bundle)
         self._worker.place(bundle)
 
     def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
@@ -40,7 +43,9 @@ class LocalExecutor(Executor):
         while not self._worker.idle and not self._woken:
             event = self._worker.advance()
             if event is not None and not isinstance(event, Gathering):
-                return [event]
+                return [self._meters.took(event), *self._meters.due()]
+            if due := self._meters.due():
+                return list(due)
             if end is not None and time.monotonic() >= end:
                 break
         self._woken = False
@@ -63,7 +68,19 @@ class LocalExecutor(Executor):
     def now(self) -> float:
         return time.monotonic() - self._began
 
+    @property
+    def metered(self) -> bool:
+        return self._meters.active
+
+    @property
+    def unmetered(self) -> Mapping[str, str]:
+        return self._meters.unmetered
+
+    def settle(self) -> list[Metered]:
+        return self._meters.settle()
+
     def close(self) -> None:
+        self._meters.close()
         self._worker.close()
         self._restore.close()
 

@@ -7,15 +7,16 @@ A line of versions 1 and 2 has no sum. In every line each value must have its fi
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, get_args
 from zlib import crc32
 
 from penstock.log import fields
 from penstock.trial import Mode, StateRef, Usage, plain
 
-VERSION = 5
-PLAIN = 4  # the version of a log without surrogates, which earlier readers understand
+VERSION = 6
+PLAIN = 4  # the version of a log without surrogates and joules, which earlier readers understand
+SURROGATES = 5  # the version of a log with surrogates and without joules
 SUMMED = 3  # the first version whose lines have sums
 
 
@@ -186,7 +187,7 @@ class Failed:
     """An attempt ended with an error. ``final`` says that the trial is given up.
 
     ``own`` says that the error counts against the trial. It does not where the trial's device was lost, nor where
-    other trials died with it.
+    other trials died with it. ``usage`` is what no report told, where devices are metered.
     """
 
     trial: int
@@ -195,15 +196,74 @@ class Failed:
     final: bool
     clock: float
     own: bool = True
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """A trial was made to leave its devices before its budget; it goes on from its last state."""
+    """A trial was made to leave its devices before its budget; it goes on from its last state.
+
+    ``usage`` is what no report told, where devices are metered.
+    """
 
     trial: int
     attempt: int
     clock: float
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True)
+class Charged:
+    """A trial used what no other line tells: it trained units again, or trained on after its last report."""
+
+    trial: int
+    attempt: int
+    usage: Usage
+    clock: float
+
+
+@dataclass(frozen=True)
+class Metered:
+    """A device's joules since its last such line by this driver, and those of them that no trial used, ``idle``.
+
+    Joules of trials that have not reported yet are in neither. ``watts`` is the mean power, and ``most`` the greatest
+    between two readings. ``limit`` is the device's power limit and ``range`` the least and the greatest that it can
+    have, None where it has none. ``meter`` says how it counts.
+    Without joules, ``reason`` says why the device cannot be metered any more.
+    """
+
+    device: str
+    joules: float | None
+    idle: float = 0.0
+    watts: float = 0.0
+    most: float = 0.0
+    limit: float | None = None
+    range: tuple[float, float] | None = None
+    meter: str = ""
+    reason: str = ""
+    clock: float = 0.0
+
+
+@dataclass(frozen=True)
+class Limited:
+    """A power limit of a device, for trials of a signature in bundles of a size.
+
+    ``table`` has the seconds of a step and the watts by limit, as measured; it is empty where nothing was tried.
+    ``set`` says whether the limit holds, and not only would. ``seconds`` and ``joules`` are a step's at the limit, as
+    parts of those without it; ``error`` is how far they may be off, where a model foresees them.
+    """
+
+    device: str
+    signature: str
+    size: int
+    limit: float
+    set: bool
+    seconds: float
+    joules: float
+    error: float = 0.0
+    table: dict[int, tuple[float, float]] = field(default_factory=dict)
+    reason: str = ""
+    clock: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -233,6 +293,9 @@ Event = (
     | Saved
     | Failed
     | Stopped
+    | Charged
+    | Metered
+    | Limited
     | Dropped
     | Ended
 )
@@ -242,13 +305,18 @@ _KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Even
 def encode(event: Event, number: int) -> str:
     """One line of the log, without its newline."""
     body = {"n": number, "event": type(event).__name__.lower(), **vars(event)}
+    if body.get("usage", ...) is None:  # so a log without joules is one that earlier readers understand
+        del body["usage"]
     return _summed(_ENCODER.encode(body)[:-1])
 
 
 def _default(value: Any) -> Any:
-    return vars(value) if isinstance(value, StateRef | Usage) else plain(value)
+    if isinstance(value, Usage):
+        return {name: one for name, one in vars(value).items() if (name, one) not in _UNSAID}
+    return vars(value) if isinstance(value, StateRef) else plain(value)
 
 
+_UNSAID = (("joules", None), ("unmetered", ""))
 _ENCODER = json.JSONEncoder(default=_default, separators=(",", ":"))
 
 

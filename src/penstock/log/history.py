@@ -11,21 +11,26 @@ from penstock.log.cost import Bill
 from penstock.log.events import (
     SOLO,
     Asked,
+    Charged,
     Devices,
     Dropped,
     Ended,
     Event,
     Failed,
+    Limited,
     Measured,
+    Metered,
     Opened,
     Placed,
     Planned,
     Reported,
     Saved,
+    Stopped,
 )
+from penstock.log.meters import Meters
 from penstock.log.ranking import Ranking
 from penstock.log.turns import Turns
-from penstock.trial import Config, Leg, Metrics, Mode, StartFrom, StateRef, Status, scale_of, score
+from penstock.trial import Config, Leg, Metrics, Mode, StartFrom, StateRef, Status, Usage, scale_of, score
 
 
 @dataclass(eq=False)
@@ -45,6 +50,8 @@ class TrialRecord:
     deaths: int = 0  # deaths of its workers that count against this trial, since its last report
     curve: list[dict[str, float]] = field(default_factory=list)
     device_seconds: float = 0.0
+    joules: float | None = None  # None as long as nobody told any
+    unmetered: str = ""  # why some of its joules are not known, where others are
     since: float = 0.0  # the study's clock at its last placement or report
     error: str | None = None
     start: StateRef | None = None  # a donor's state, until the trial has one of its own
@@ -57,6 +64,13 @@ class TrialRecord:
     best_state: StateRef | None = None  # the state that holds the weights of its best report, or is nearest to it
     over: bool = False  # its study is done, so that a paused trial will not go on unless the study gets more trials
     diverged: bool = False  # it reported a metric that is not finite, and has taken over no donor's state since
+
+    def charge(self, usage: Usage) -> None:
+        """Count what it used."""
+        self.device_seconds += usage.device_seconds
+        if usage.joules is not None:
+            self.joules = (self.joules or 0.0) + usage.joules
+        self.unmetered = usage.unmetered or self.unmetered
 
     @property
     def metrics(self) -> Metrics:
@@ -95,7 +109,8 @@ class TrialRecord:
         """
         narrow = {"scale": self.scale} if self.variant else {}
         first = {"number": self.number, **more, **narrow, "state": self.outcome, "budget": self.reported}
-        last = {"device_seconds": self.device_seconds, "error": self.error}
+        energy = {} if self.joules is None else {"joules": self.joules}
+        last = {"device_seconds": self.device_seconds, **energy, "error": self.error}
         config = {f"config.{name}": value for name, value in self.measured.items()}
         return {**first, **config, **apart(self.metrics, {*first, *last}), **last}
 
@@ -131,6 +146,7 @@ class History:
         self.donors: Counter[str] = Counter()  # by state file: how many trials still wait to begin from it
         self.turns = Turns(self.trials)  # the order in which trials wait and run
         self.bill = Bill()
+        self.meters = Meters()
         self.planned: Planned | None = None  # the plan that is followed
         self.given: Planned | None = None  # the plan that the user gave, of which that one was made
         self.released: set[str] = set()  # state files that a trial no longer waits for, so they may be deleted
@@ -201,6 +217,7 @@ class History:
         self.turns.apply(event)
         self.bill.apply(event)
         if isinstance(event, Opened):
+            self._settle()
             self._opened(event.settings)
             for record in self.trials:
                 record.over = False
@@ -232,7 +249,16 @@ class History:
             record = self.trials[event.trial]
             record.deaths += event.own
             record.error = event.error
+            if event.usage is not None:
+                record.charge(event.usage)
             self._mark(record, "failed" if event.final else "waiting")
+        elif isinstance(event, Stopped):
+            if event.usage is not None:
+                self.trials[event.trial].charge(event.usage)
+        elif isinstance(event, Charged):
+            self.trials[event.trial].charge(event.usage)
+        elif isinstance(event, Metered | Limited):
+            self.meters.apply(event)
         elif isinstance(event, Dropped):
             deepest = int(self.settings.get("max_budget", 0))
             for number in event.trials:
@@ -245,6 +271,22 @@ class History:
                 if record.status == "running":
                     self._mark(record, "paused")
                 record.over = event.reason == "done" and record.reported >= record.granted
+
+    @property
+    def joules(self) -> float | None:
+        """The joules of all devices, over all drivers; None where nobody could tell any."""
+        used = [record.joules for record in self.trials if record.joules is not None]
+        if not used and self.meters.joules is None:
+            return None
+        return max(self.meters.joules or 0.0, self.meters.idle + sum(used))
+
+    def _settle(self) -> None:
+        """Charge joules that a driver left behind when it was killed to the trials that trained then, equally."""
+        running = [record for record in self.trials if record.status == "running"]
+        used = sum(record.joules or 0.0 for record in self.trials)
+        left = (self.meters.joules or 0.0) - self.meters.idle - used
+        for record in running if left > 0 else ():
+            record.charge(Usage(joules=left / len(running)))
 
     def _opened(self, settings: dict[str, Any]) -> None:
         self.settings, self.ended = settings, None
@@ -280,7 +322,7 @@ class History:
         record = self.trials[event.trial]
         record.reported, record.deaths, record.error = event.unit, 0, None
         record.curve.append({"budget": event.unit, **event.metrics})
-        record.device_seconds += event.usage.device_seconds
+        record.charge(event.usage)
         record.since = event.clock
         self.units += 1
         value = score(event.metrics, self.metric, self.mode)

@@ -16,6 +16,7 @@ from penstock.errors import LogError
 from penstock.log.events import (
     VERSION,
     Asked,
+    Charged,
     Devices,
     Dropped,
     Event,
@@ -113,7 +114,7 @@ class LogReader:
                 self._reported.append(0)
             if event.start_from is not None and origin != event.trial:
                 self._reported[event.trial] = event.start_from[1]
-        elif isinstance(event, Placed | Reported | Saved | Failed | Stopped | Dropped):
+        elif isinstance(event, Placed | Reported | Saved | Failed | Stopped | Charged | Dropped):
             for trial in event.trials if isinstance(event, Dropped) else (event.trial,):
                 if not 0 <= trial < known:
                     raise ValueError(f"it is about trial {trial}, and {known} trials are known")

@@ -50,7 +50,12 @@ def trials_csv(trials: Iterable[TrialRecord], rank: Mapping[int, int]) -> str:
     """
     ranked = [trial.row(rank=rank.get(trial.number)) for trial in trials]
     rows = [{name: json.dumps(v) if isinstance(v, list | dict) else v for name, v in row.items()} for row in ranked]
-    return _csv(rows, ("number", "rank", "state", "budget"), ("device_seconds", "error"))
+    return _csv(rows, ("number", "rank", "state", "budget"), ("device_seconds", *_joules(rows), "error"))
+
+
+def _joules(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The column of joules, where a device was metered."""
+    return ("joules",) if any("joules" in row for row in rows) else ()
 
 
 def _csv(rows: list[dict[str, Any]], first: Iterable[str], last: Iterable[str]) -> str:

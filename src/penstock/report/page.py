@@ -6,9 +6,11 @@ from collections.abc import Container, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from penstock.energy.cost import legible
 from penstock.log.events import Event
 from penstock.log.history import History
 from penstock.log.timeline import available, timeline
+from penstock.report.energy import picture
 from penstock.report.format import spent, value, visible
 from penstock.report.timeline import draw, end, figures
 
@@ -34,9 +36,9 @@ def study_page(name: str, events: Sequence[Event], best: Sequence[Mapping[str, A
     history = History.of(events)
     simulated = {"devices and time": "simulated"} if history.simulated else {}
     cost = {"cost": spent(history.costs)} if history.costs else {}
-    return page(
-        name, {**figures(rows, devices, until), **cost, **simulated}, draw(rows, devices=devices, until=until), best
-    )
+    energy = {} if history.joules is None else {"energy": legible(history.joules)}
+    facts = {**figures(rows, devices, until), **cost, **energy, **simulated}
+    return page(name, facts, draw(rows, devices=devices, until=until), best, [picture(history)])
 
 
 def page(

@@ -19,6 +19,7 @@ from penstock.log.ranking import ranked, sound
 from penstock.log.reader import read
 from penstock.log.states import States, Store, needed
 from penstock.log.timeline import packs, timeline, utilisation
+from penstock.report.energy import energy_facts
 from penstock.report.ranks import said_fallback, said_rank
 
 LOG = "log.jsonl"
@@ -103,6 +104,7 @@ def study_facts(study: Path, history: History) -> dict[str, Any]:
         "cost": history.costs or None,
         "planned": None if history.planned is None else history.planned.reason,
         "max_failures": settings.get("max_failures"),
+        **energy_facts(history),
         "simulated": history.simulated,
         "device_seconds": sum(trial.device_seconds for trial in history.trials),
         "states": settings.get("states"),
@@ -133,6 +135,7 @@ def trial_facts(trial: TrialRecord, curve: bool = False) -> dict[str, Any]:
         "config": trial.measured,
         "metrics": dict(trial.metrics),
         "device_seconds": trial.device_seconds,
+        "joules": trial.joules,
         "error": trial.error,
     }
     return {**facts, "curve": trial.curve} if curve else facts

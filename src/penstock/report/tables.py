@@ -17,6 +17,7 @@ from penstock.log.events import Kind
 from penstock.log.history import History, TrialRecord
 from penstock.log.messages import said_mode
 from penstock.log.ranking import no_best
+from penstock.report import energy
 from penstock.report.console import Careful
 from penstock.report.format import clock, short, size, spent, value
 from penstock.report.format import width as width
@@ -65,8 +66,11 @@ def _trials(history: History, trials: Sequence[TrialRecord], names: list[str] | 
         table.add_column(name, justify="left" if names is None else "right", style="cyan", overflow="fold")
     table.add_column("budget", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=names is not None)
+    metered = seconds and any(trial.joules is not None for trial in trials)
     if seconds:
         table.add_column("device s", justify="right", no_wrap=True)
+    if metered:
+        table.add_column("kJ", justify="right", no_wrap=True)
     for trial in trials:
         config = trial.measured
         table.add_row(
@@ -77,12 +81,13 @@ def _trials(history: History, trials: Sequence[TrialRecord], names: list[str] | 
             str(trial.reported),
             Text(trial.standing, style=STATES[trial.outcome]),
             *([f"{trial.device_seconds:.2f}"] if seconds else []),
+            *([""] if metered and trial.joules is None else [f"{(trial.joules or 0.0) / 1e3:.3g}"] if metered else []),
         )
     return table
 
 
-def study_summary(facts: dict[str, Any]) -> RenderableType:
-    """A summary of a study, one line a fact."""
+def study_summary(facts: dict[str, Any], carbon: float | None = None) -> RenderableType:
+    """A summary of a study, one line a fact; ``carbon`` is grams of CO2 for a kWh."""
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
@@ -101,6 +106,8 @@ def study_summary(facts: dict[str, Any]) -> RenderableType:
     rows.add_row("time", used + _if(" of {}", facts["deadline"] and clock(facts["deadline"])))
     if facts["cost"]:
         rows.add_row("cost", spent(facts["cost"]))
+    for name, line in energy.said(facts, carbon):
+        rows.add_row(name, line)
     rows.add_row("trained", f"{facts['units']:,} units in {clock(facts['device_seconds'])} on devices")
     if "devices" in facts:
         rows.add_row("devices", f"{facts['devices']}, busy {facts['utilisation']:.0%} of the time")

@@ -18,7 +18,9 @@ from typing import Any, Literal, get_args
 
 LINES = 1000  # a longer file is rewritten when it is opened: the newest 500 profiles stay
 
-Kind = Literal["sharing", "scaling", "trying", "refusing", "packing", "unit", "spread", "moving", "opening"]
+Kind = Literal[
+    "sharing", "scaling", "trying", "refusing", "packing", "unit", "spread", "moving", "opening", "joules", "watts"
+]
 """The kind of a measurement, which says what its table holds.
 
 - "sharing": seconds of one step of a whole bundle, by the number of its trials; 1 is a trial that runs solo.
@@ -30,6 +32,8 @@ Kind = Literal["sharing", "scaling", "trying", "refusing", "packing", "unit", "s
 - "spread": how units vary: the deviation of a trial's units in seconds, at 0, that of the trials' means, at 1, and the
   number of trials that were seen, at 2.
 - "moving": seconds that a trial takes to start, at 0, and to stop, at 1.
+- "joules": joules of a unit of one trial, by the number of trials in its bundle.
+- "watts": what a device draws, by the number of trials in a bundle, and at 0 the greatest power that it can have.
 - "opening": seconds from a study's start to its first placement, by the count 0.
 """
 

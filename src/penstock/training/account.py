@@ -33,8 +33,9 @@ class Account:
     >>> account = Account("cpu")
     >>> one, other = account.open(0), account.open(5)
     >>> account.charge([one, other], 3.0)
-    >>> account.usage(other, 7, None)
-    Usage(device_seconds=1.5, steps=2, peak_bytes=None)
+    >>> usage = account.usage(other, 7, None)
+    >>> usage.device_seconds, usage.steps
+    (1.5, 2)
     """
 
     def __init__(self, device: str) -> None:

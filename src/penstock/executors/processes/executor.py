@@ -11,15 +11,16 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, ClassVar
 
-from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Measured, TrialFailed
+from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Measured, Metered, TrialFailed
 from penstock.errors import StudyError
 from penstock.executors.base import Executor, ExecutorEvent, refuse_collision, refuse_twins
+from penstock.executors.metering import Metering, uuids
 from penstock.executors.processes.forking import Forked, fork
 from penstock.executors.processes.seats import Seat, find_seats
 from penstock.task import Task
@@ -29,6 +30,8 @@ from penstock.trial import Config
 class ProcessExecutor(Executor):
     """``workers`` processes on this machine."""
 
+    beside: ClassVar[bool] = False  # whether several worker processes share a device
+
     def __init__(self, job: Job, workers: int, seats: Sequence[Seat] | None = None) -> None:
         self._began = time.monotonic()
         self._jobs: dict[str, bytes] = {}  # by study
@@ -37,6 +40,7 @@ class ProcessExecutor(Executor):
         self._seats = {seat.device.name: seat for seat in seats}
         if workers > 1 and isinstance(job.task, Task) and not seats[0].sliced:
             self.modes = self.modes | {"distributed"}  # between slices of a GPU there is no NCCL
+        self._meters = Metering.of(uuids([seat.device for seat in seats]), beside=self.beside)
         self._woken, self._wake = os.pipe()
         self._events: deque[ExecutorEvent] = deque()
         self._workers = {name: self._start(job.study, name) for name in self._seats}
@@ -53,6 +57,7 @@ class ProcessExecutor(Executor):
         return [seat.device for seat in self._seats.values()]
 
     def place(self, bundle: Bundle) -> None:
+        self._meters.placed(bundle)
         self._give(bundle.devices[0], bundle)
 
     def _give(self, device: str, bundle: Bundle) -> None:
@@ -80,9 +85,16 @@ class ProcessExecutor(Executor):
                 self._give(device, replace(bundle, rank=rank))
 
     def wait(self, timeout: float | None = None) -> list[ExecutorEvent]:
+        end = None if timeout is None else time.monotonic() + timeout
         while not self._events:
+            if due := self._meters.due():
+                return list(due)
             workers = list(self._workers.values())
-            ready = wait([self._woken, *(w.connection for w in workers), *(w.process.told for w in workers)], timeout)
+            told: list[Any] = [self._woken, *(w.connection for w in workers), *(w.process.told for w in workers)]
+            left = [None if end is None else max(0.0, end - time.monotonic()), self._meters.within]
+            ready = wait(told, min([seconds for seconds in left if seconds is not None], default=None))
+            if not ready and (end is None or time.monotonic() < end):
+                continue
             if not ready:
                 return []
             for worker in workers:
@@ -98,9 +110,9 @@ class ProcessExecutor(Executor):
         return self._take()
 
     def _take(self) -> list[ExecutorEvent]:
-        events = list(self._events)
+        events = [self._meters.took(event) for event in self._events]
         self._events.clear()
-        return events
+        return [*events, *self._meters.due()]
 
     def _receive(self, worker: Process) -> None:
         try:
@@ -184,7 +196,19 @@ class ProcessExecutor(Executor):
     def now(self) -> float:
         return time.monotonic() - self._began
 
+    @property
+    def metered(self) -> bool:
+        return self._meters.active
+
+    @property
+    def unmetered(self) -> Mapping[str, str]:
+        return self._meters.unmetered
+
+    def settle(self) -> list[Metered]:
+        return self._meters.settle()
+
     def close(self) -> None:
+        self._meters.close()
         for worker in self._workers.values():
             worker.process.kill()
         for end in (self._woken, self._wake):

@@ -32,6 +32,7 @@ class TrialProcesses(ProcessExecutor):
     """
 
     modes: frozenset[BundleMode] = frozenset({"solo", "fused", "packed", "processes"})
+    beside = True
 
     def __init__(self, job: Job, workers: int = 1, active_threads: float | None = None) -> None:
         seats = find_seats(workers)
@@ -54,6 +55,7 @@ class TrialProcesses(ProcessExecutor):
         if bundle.mode != "processes":
             super().place(bundle)
             return
+        self._meters.placed(bundle)
         (device,) = bundle.devices
         here = [one for one in self._on(device) if one.running]
         refuse_collision(bundle, [one.study for one in here])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -14,6 +14,7 @@ from penstock.bundle import (
     Description,
     Device,
     Job,
+    Metered,
     Node,
     Placement,
     Request,
@@ -21,16 +22,15 @@ from penstock.bundle import (
     TrialFinished,
 )
 from penstock.errors import PenstockError, StudyError
-from penstock.executors.base import Executor, ExecutorEvent, refuse_collision, refuse_twins
+from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent, refuse_collision, refuse_twins
 from penstock.executors.simulated.devices import Devices
+from penstock.executors.simulated.power import Power
 from penstock.executors.simulated.runs import (
     SimulatedBundle,
     SimulatedTrial,
     Source,
+    measured,
     pace,
-    packed,
-    shared,
-    spread,
 )
 from penstock.executors.simulated.settings import Simulated as Simulated
 from penstock.executors.simulated.sources import Sources
@@ -72,6 +72,7 @@ class SimulatedExecutor(Executor):
         self._ended: dict[tuple[str, int], int] = {}  # the last attempt of each (study, trial) that has left
         self._unpaced: dict[SimulatedBundle, None] = {}  # bundles whose number of trials has changed in this instant
         self._devices = Devices(settings, self)
+        self._power = Power(settings, self._devices.listed, self._now, job)
         self.join(job)
 
     def join(self, job: Job) -> None:
@@ -139,13 +140,23 @@ class SimulatedExecutor(Executor):
             if end == inf:
                 raise StudyError(self._devices.stuck(self._now))
             self._now = end
-        return events
+        return events + self._power.lines(self._on, self._now)
+
+    @property
+    def metered(self) -> bool:
+        return self._power.active
+
+    @property
+    def unmetered(self) -> Mapping[str, str]:
+        return self._power.unmetered
+
+    def settle(self) -> list[Metered]:
+        return self._power.settle(self._now)
 
     def _at(self, when: float, action: Callable[[Any], object], subject: Any, version: int = -1) -> None:
         heappush(self._heap, (when, next(self._counter), action, subject, version))
 
-    def _say(self, event: ExecutorEvent) -> None:
-        """Give an event to the next ``wait``, at this instant."""
+    def _say(self, event: ExecutorEvent) -> None:  # by the next ``wait``, at this instant
         self._at(self._now, lambda said: self._events.append(said), event)
 
     # Methods that the devices call (`Surroundings`)
@@ -156,6 +167,10 @@ class SimulatedExecutor(Executor):
 
     def tell(self, event: ExecutorEvent) -> None:
         """Add an event in this instant."""
+        if isinstance(event, DeviceAdded):
+            self._power.added(event.device, self._now)
+        elif isinstance(event, DeviceLost):
+            self._power.lost(event.device.name, self._now)
         self._events.append(event)
 
     def idle(self, device: str) -> bool:
@@ -173,7 +188,8 @@ class SimulatedExecutor(Executor):
             member.version += 1
             member.source.close()
         for trial, attempt in (*run.members, *run.coming):
-            self._events.append(TrialFailed(trial, attempt, error, died=True, study=run.study))
+            failed = TrialFailed(trial, attempt, error, died=True, study=run.study)
+            self._events.append(self._power.charged(run.members.get((trial, attempt)), failed, self._now, left=True))
             self._ended[run.study, trial] = attempt
         run.members.clear()
         run.coming.clear()
@@ -280,6 +296,7 @@ class SimulatedExecutor(Executor):
                 self._at(self._now + self._settings.start, self._begin, member, 0)
         run.coming.clear()
         self._unpaced[run] = None
+        self._events += self._power.limit(run)
         self._measure(run)
         if not run.members:
             self._vacate(run)
@@ -333,7 +350,9 @@ class SimulatedExecutor(Executor):
             member.phase = "saving"
             self._at(self._now + settings.save, self._end, member, member.version)
             return
-        event = source.end(member.budget, member.used + (self._now - member.since) * member.share)
+        ended = source.end(member.budget, member.used + (self._now - member.since) * member.share)
+        event = self._power.charged(member, ended, self._now, left=type(ended) is not Report)
+        member.used, member.since = 0.0, self._now
         self._events.append(event)
         if type(event) is not Report:
             self._gone(member)
@@ -360,36 +379,21 @@ class SimulatedExecutor(Executor):
         self._at(self._now + after, self._stopped, member, member.version)
 
     def _stopped(self, member: SimulatedTrial) -> None:
-        self._events.append(member.source.leave())
+        self._events.append(self._power.charged(member, member.source.leave(), self._now, left=True))
         self._gone(member)
 
     def _repace(self) -> None:
         now = self._now
         for run in self._unpaced:
             for member in run.members.values():
-                changed, share = pace(member, self._settings)
-                if (changed, share) == (member.pace, member.share):
-                    continue
-                member.used += (now - member.since) * member.share
-                if member.phase == "training":
-                    member.left = max(0.0, member.left - (now - member.since) / member.pace)
-                    member.version += 1
-                    self._at(now + member.left * changed, self._end, member, member.version)
-                member.since, member.pace, member.share = now, changed, share
+                if (ends := member.repace(now, self._settings)) is not None:
+                    self._at(ends, self._end, member, member.version)
         self._unpaced.clear()
 
     def _measure(self, run: SimulatedBundle) -> None:
         """Make the measurement that a worker would make on the first steps of a bundle."""
         if self._on.get(run.devices[0]) is not run or not run.members:
             return
-        first, device = next(iter(run.members.values())), run.devices[0]
-        if run.mode == "fused" and run.size is None and len(run.members) > 1:
-            found = shared(first, device)
-            run.size = found.size
+        if (found := measured(run, self._settings)) is not None:
             self._events.append(found)
-            self._urgent = True
-        elif run.measure:
-            run.measure = False
-            packs = run.mode == "packed"
-            self._events.append(packed(run, device, self._settings) if packs else spread(first, device))
             self._urgent = True

@@ -6,9 +6,10 @@ import copy
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from penstock.bundle import Bundle, BundleMode, Job, Measured, Placement, TrialFailed, TrialFinished, TrialStopped
@@ -34,6 +35,10 @@ class Source(ABC):
     """How many units the trial has behind it."""
     signature: str = ""
     """The trial's signature, where the source knows it."""
+    watts: float | None = None
+    """What a device draws while the trial trains there, where the source knows it."""
+    limits: Mapping[float, tuple[float, float]] = MappingProxyType({})
+    """By power limit, the watts and how many times as long a unit takes, where the source knows them."""
     ahead: bool = False
     """Whether the unit that has begun is trained already: then the trial can leave only after it."""
 
@@ -68,7 +73,7 @@ class Lookup(Source):
         self._table, self._states, self._saving_every = table, job.states, saving_every
         self._seconds: Any = table.seconds
         self._columns = tuple(table.metrics.items())
-        self.signature = table.signature
+        self.signature, self.watts, self.limits = table.signature, table.watts, table.limits
         self.extend(placement.budget)
 
     def extend(self, budget: int) -> None:
@@ -210,17 +215,44 @@ class SimulatedTrial:
         self.since = self.began = now  # when `left` and `used` were last computed, and when its unit began
         self.version = 0  # scheduled actions of an older version are passed over
 
+    def repace(self, now: float, settings: Simulated) -> float | None:
+        """Go on at the pace that its company gives it; gives the new end of its unit, where that changes."""
+        changed, share = pace(self, settings)
+        if (changed, share) == (self.pace, self.share):
+            return None
+        self.used += (now - self.since) * self.share
+        ends = None
+        if self.phase == "training":
+            self.left = max(0.0, self.left - (now - self.since) / self.pace)
+            self.version += 1
+            ends = now + self.left * changed
+        self.since, self.pace, self.share = now, changed, share
+        return ends
+
 
 class SimulatedBundle:
     """A bundle on its devices, or waiting for other bundles to leave them."""
 
-    __slots__ = ("coming", "devices", "measure", "members", "mode", "name", "size", "speed", "study")
+    __slots__ = (
+        "coming",
+        "devices",
+        "limit",
+        "measure",
+        "members",
+        "mode",
+        "name",
+        "size",
+        "slower",
+        "speed",
+        "study",
+    )
 
     def __init__(self, bundle: Bundle, speed: float) -> None:
         self.study, self.name, self.devices = bundle.study, bundle.name, bundle.devices
         self.mode: BundleMode = bundle.mode
         self.size, self.measure = bundle.size, bundle.measure
-        self.speed = speed
+        self.speed, self.slower = speed, 1.0  # by its power limit
+        self.limit: float | None = None
         self.members: dict[tuple[int, int], SimulatedTrial] = {}
         self.coming: dict[tuple[int, int], tuple[Placement, Source, Curve]] = {}
 
@@ -233,13 +265,14 @@ class SimulatedBundle:
 def pace(member: SimulatedTrial, settings: Simulated) -> tuple[float, float]:
     """The seconds on the clock for a second of a trial alone, and its share of all its devices together."""
     curve, run = member.curve, member.run
+    speed = run.speed / run.slower
     if settings.fixed_shares:
-        return curve.at(member.placement.share) / run.speed, member.placement.share
+        return curve.at(member.placement.share) / speed, member.placement.share
     width, together = len(run.devices), len(run.members)
     if run.mode == "packed":
-        return _turns(member) / min(settings.packs, parts(run)) / run.speed, 1 / together
+        return _turns(member) / min(settings.packs, parts(run)) / speed, 1 / together
     slower = _turns(member) if settings.curves else curve.at(1 / together)
-    return curve.at(min(width, curve.widest)) * slower / run.speed, width / together
+    return curve.at(min(width, curve.widest)) * slower / speed, width / together
 
 
 def _turns(member: SimulatedTrial) -> float:
@@ -254,6 +287,19 @@ def parts(run: SimulatedBundle) -> int:
     """How many bundles a pack has: one for each signature, and one for each trial without."""
     signatures = [member.source.signature for member in run.members.values()]
     return len(set(signatures) - {""}) + signatures.count("")
+
+
+def measured(run: SimulatedBundle, settings: Simulated) -> Measured | None:
+    """The measurement that a worker would make on the first steps of a bundle, if any."""
+    first, device = next(iter(run.members.values())), run.devices[0]
+    if run.mode == "fused" and run.size is None and len(run.members) > 1:
+        found = shared(first, device)
+        run.size = found.size
+        return found
+    if not run.measure:
+        return None
+    run.measure = False
+    return packed(run, device, settings) if run.mode == "packed" else spread(first, device)
 
 
 def packed(run: SimulatedBundle, device: str, settings: Simulated) -> Measured:

@@ -11,6 +11,7 @@ from penstock.errors import StudyError
 from penstock.executors.simulated.nodes import GIB, NodeType, draw
 from penstock.numeric import finite, shown, whole
 from penstock.speed.curve import Curve
+from penstock.tabulated import as_limits
 
 MOST = 1_000_000  # more devices are a mistake, and would not fit in memory
 
@@ -62,6 +63,11 @@ class Simulated:
             mean: each is drawn, by a gamma distribution.
         processes: whether unlike trials may share a device, in processes of their own, as with sharing="processes".
         packs: how many times as fast the bundles of a pack train as in turn; 1.0 where they take turns.
+        watts: what a device draws while trials train there: one number, or one by device type; with None nothing counts
+            joules. A table's own watts go before it.
+        idle_watts: what a device draws while it is there and no trial trains.
+        limits: the power limits of a device, each with the watts that it draws and how many times as long a unit takes;
+            the greatest one limits nothing. A table's own limits go before them.
         kept: whether the next study on simulated devices of these types knows what was measured on them.
         fixed_shares: every trial has the time of its placement's share, whatever other trials are there.
         unit_seconds: the seconds of a unit of a task that really trains, alone on a device of speed 1; one number, or
@@ -91,6 +97,9 @@ class Simulated:
     varying: tuple[float, float] = (0.0, 0.0)
     processes: bool = False
     packs: float = 1.0
+    watts: float | Mapping[str, float] | None = None
+    idle_watts: float = 0.0
+    limits: Mapping[float, tuple[float, float]] = field(default_factory=dict)
     kept: bool = True
     fixed_shares: bool = False
     unit_seconds: float | Mapping[str, float] | None = None
@@ -107,7 +116,7 @@ class Simulated:
             self._set("devices", count := _whole("devices", self.devices, 0 if self.instances else 1))
             if count > MOST:
                 raise StudyError(f"devices of Simulated must be at most {MOST}, got {count}.")
-        for name in ("opening", "start", "stop", "save", "provision", "loss_rate"):
+        for name in ("opening", "start", "stop", "save", "provision", "loss_rate", "idle_watts"):
             self._set(name, _time(name, getattr(self, name)))
         self._set("packs", _positive("packs", self.packs))
         for name in ("returns", "processes", "kept", "fixed_shares"):
@@ -118,6 +127,7 @@ class Simulated:
         if self.most is not None:
             self._set("most", _whole("most", self.most, 1))
         self._check_nodes()
+        self._check_power()
         self._check_curves()
         self._check_changes()
         self._check_names()
@@ -137,6 +147,22 @@ class Simulated:
         if not isinstance(self.varying, tuple) or len(self.varying) != 2:
             raise StudyError(f"varying of Simulated must be two numbers from 0 on, got {shown(self.varying)}.")
         self._set("varying", tuple(_time("varying", one) for one in self.varying))
+
+    def _check_power(self) -> None:
+        """Refuse watts and limits that are none."""
+        self._set("limits", as_limits(self.limits, StudyError))
+        if isinstance(self.watts, Mapping):
+            self._set("watts", {kind: _time(f"the watts of {shown(kind)}", one) for kind, one in self.watts.items()})
+        elif self.watts is not None:
+            self._set("watts", _time("watts", self.watts))
+        elif self.limits:
+            self._set("watts", self.limits[max(self.limits)][0])
+
+    def watts_of(self, type: str) -> float:
+        """What a device of a type draws while trials train there."""
+        if isinstance(self.watts, Mapping):
+            return self.watts.get(type, 0.0)
+        return self.watts or 0.0
 
     def _check_curves(self) -> None:
         """Refuse curves, speeds and seconds that are none, and make their numbers plain."""

@@ -196,7 +196,7 @@ class FusedRun(Run):
         self.members.remove(member)
         there = len(self.fused.trials)
         if not there or member.moved:
-            yield failed(member.placement, error)
+            yield replace(failed(member.placement, error), usage=member.used())
             return
         yield self.sizing.told(there, {}, no_memory(there))
         yield member.stopped()
@@ -234,7 +234,8 @@ class FusedRun(Run):
     def _give_up(self, error: Exception, *, died: bool = False) -> Events:
         """No trial can go on from here; if they ``died``, they may go on from their last states."""
         while self.members:
-            yield replace(failed(self.members.pop().placement, error), died=died)
+            member = self.members.pop()
+            yield replace(failed(member.placement, error), died=died, usage=member.used())
 
     def _one_by_one(self) -> Events:
         """After an error, each trial takes its step alone, so that it is known whose error it is."""
@@ -272,7 +273,7 @@ class FusedRun(Run):
     def _fail(self, trial: Training, error: Exception) -> TrialFailed:
         member = self._member(trial)
         self.members.remove(member)
-        return failed(member.placement, error)
+        return replace(failed(member.placement, error), usage=member.used())
 
     def _leap(self) -> int:
         """Launch as many steps at once as can be laid down, ahead of the device; gives how many."""

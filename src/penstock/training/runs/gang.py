@@ -12,7 +12,7 @@ from penstock.bundle import Bundle, Gathering, Measured, Parted, StateSaved, Tri
 from penstock.speed.curve import doublings
 from penstock.task import cannot_share, shards
 from penstock.training.runs.base import SAVING, Events, OneTrial, explain, failed, out_of_memory
-from penstock.trial import Report, StateRef
+from penstock.trial import Report, StateRef, Usage
 
 if TYPE_CHECKING:
     from penstock.training.spread.data_parallel import Distributed
@@ -55,7 +55,7 @@ class GangRun(OneTrial):
             for _ in gang.waits():
                 yield None
                 if self.leaving:  # the trial is to be elsewhere, and so may be the worker that this one waits for
-                    yield from self._end()
+                    yield from self._end(None)
                     return
             gang.connect(worker.host)
             yield from self._train(gang, run)
@@ -143,7 +143,7 @@ class GangRun(OneTrial):
                 elif due and not leaves and self.first and self._state is not None:
                     yield StateSaved(trial, attempt, self._state)
                 if ends or leaves:
-                    yield from self._end(finished=bool(ends))
+                    yield from self._end(run, finished=bool(ends))
                     return
                 yield None
                 if timed is not None and len(taken) == WARM + TIMED:
@@ -154,12 +154,19 @@ class GangRun(OneTrial):
             run.time_steps(None)
             steps.close()
 
-    def _end(self, *, finished: bool = False) -> Events:
+    def _used(self, run: Distributed | None) -> Usage:
+        """What the trial used since its last report; all devices are held, however few are measured."""
+        now = time.perf_counter()
+        self.worker.account.charge([self._entry], (now - self._began) * len(self.bundle.devices))
+        self._began = now
+        return self.worker.account.usage(self._entry, self._entry.step if run is None else run.step, None)
+
+    def _end(self, run: Distributed | None, *, finished: bool = False) -> Events:
         self._over = True
         if self.first and finished:
             yield TrialFinished(self.placement.trial, self.placement.attempt)
         elif self.first:
-            yield TrialStopped(self.placement.trial, self.placement.attempt, self._state)
+            yield TrialStopped(self.placement.trial, self.placement.attempt, self._state, usage=self._used(run))
 
     def _failed(self, error: Exception, run: Distributed | None) -> Iterator[WorkerEvent]:
         """Tell the trial's end: by its own error on any worker, by a worker's death, or as it cannot be spread.
@@ -179,10 +186,10 @@ class GangRun(OneTrial):
         elif isinstance(error, Unspreadable):
             yield self._measured({1: 1.0}, f"never on several devices: {error}")
         if smaller or (isinstance(error, Apart | Unspreadable) and not self.sharded):
-            yield TrialStopped(trial, attempt, self._state)
+            yield TrialStopped(trial, attempt, self._state, usage=self._used(run))
         else:
             died = out_of_memory(error) or isinstance(error, Gone | Apart)
-            yield replace(failed(self.placement, error), died=died)
+            yield replace(failed(self.placement, error), died=died, usage=self._used(run))
 
     def _save(self, run: Distributed) -> float:
         if (state := run.told_state()) is not None:

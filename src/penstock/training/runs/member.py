@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.bundle import Placement, TrialStopped
 from penstock.training.account import Entry
-from penstock.trial import StateRef
+from penstock.trial import StateRef, Usage
 
 if TYPE_CHECKING:
     from penstock.training.loop import Training
@@ -35,6 +35,10 @@ class FusedMember:
         """Note a report."""
         self.reported = True
 
+    def used(self) -> Usage:
+        """What it used since its last report."""
+        return self.entry.close(self.training.step, None)
+
     @property
     def moved(self) -> bool:
         """Whether it has trained since its last state."""
@@ -52,4 +56,4 @@ class FusedMember:
 
     def stopped(self) -> TrialStopped:
         """The event of its leaving."""
-        return TrialStopped(self.placement.trial, self.placement.attempt, self.state)
+        return TrialStopped(self.placement.trial, self.placement.attempt, self.state, usage=self.used())

@@ -1,0 +1,104 @@
+"""A limit that is lent comes back, whatever ends its holder."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from penstock.energy.lease import Lease, folder
+from penstock.energy.nvml import Gpu, NvmlError
+from tests.energy.nvml import fake
+
+HOLDER = """
+import sys
+from penstock.energy.lease import Lease
+from penstock.energy.nvml import Gpu
+lease = Lease(Gpu("GPU-fake"))
+lease.wish(float(sys.argv[1]))
+print(lease.watchdog, flush=True)
+input()
+"""
+
+
+def fails_inside():
+    with Lease(Gpu("GPU-fake")) as lease:
+        raise KeyError(lease.wish(300.0))
+
+
+def limit(folder):
+    return fake.look(folder)["limit"]
+
+
+def test_the_prior_limit_returns_at_the_end_and_after_an_exception(gpus):
+    fake.change(gpus, limit=650.0)
+    with Lease(Gpu("GPU-fake")) as lease:
+        assert lease.wish(400.0) == 400.0
+        assert lease.wish(450.0) == 450.0
+    assert limit(gpus) == 650.0
+    with pytest.raises(KeyError):
+        fails_inside()
+    assert limit(gpus) == 650.0
+    assert not list(folder().glob("*.json"))
+
+
+def test_the_highest_wish_holds_until_its_holder_leaves(gpus):
+    low, high = Lease(Gpu("GPU-fake")), Lease(Gpu("GPU-fake"))
+    assert (low.wish(300.0), high.wish(500.0), low.wish(350.0)) == (300.0, 500.0, 500.0)
+    high.close()
+    assert limit(gpus) == 350.0
+    low.close()
+    assert limit(gpus) == 700.0
+
+
+def test_after_a_kill_the_watchdog_brings_the_limit_back(gpus):
+    """Another process holds it too, so the limit returns only once both are gone."""
+    holders = []
+    for watts in ("300", "400"):
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, watts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        holders.append((holder, os.pidfd_open(int(holder.stdout.readline()))))
+    assert limit(gpus) == 400.0
+    for (holder, watchdog), left in zip(reversed(holders), (300.0, 700.0), strict=True):
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        select.select([watchdog], [], [], 60)
+        os.close(watchdog)
+        assert limit(gpus) == left
+
+
+def test_where_the_watchdog_was_killed_too_the_next_holder_knows_the_prior_limit(gpus):
+    fake.change(gpus, limit=300.0)
+    folder().mkdir()
+    left = {"prior": 700.0, "set": 300.0, "holders": {"999999999 1 0": 300.0}}
+    (folder() / "GPU-fake.json").write_text(json.dumps(left))
+    with Lease(Gpu("GPU-fake")) as lease:
+        lease.wish(500.0)
+    assert limit(gpus) == 700.0
+
+
+def test_a_limit_that_somebody_set_by_hand_meanwhile_stays(gpus):
+    with Lease(Gpu("GPU-fake")) as lease:
+        lease.wish(500.0)
+        fake.change(gpus, limit=600.0)
+    assert limit(gpus) == 600.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "wish", "why"),
+    [
+        ({"permission": False}, 300.0, "Insufficient Permissions"),
+        ({}, 100.0, "from 200 to 700 W, got 100 W"),
+        ({}, 701.0, "from 200 to 700 W"),
+    ],
+)
+def test_a_limit_that_cannot_be_set_leaves_nothing_behind(gpus, changes, wish, why):
+    fake.change(gpus, **changes)
+    with Lease(Gpu("GPU-fake")) as lease, pytest.raises(NvmlError, match=why):
+        lease.wish(wish)
+    assert limit(gpus) == 700.0
+    assert not list(folder().glob("*.json"))
