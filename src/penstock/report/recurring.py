@@ -50,8 +50,8 @@ def summed(runs: Sequence[dict[str, Any]]) -> str:
     total = costs(sum(run["cost"] for run in runs))
     lost = costs(sum(run["cost"] for run in runs if run["verdict"] != "reached"))
     return (
-        f"{len(done)} recurrences reached the target in {len(runs)} runs, which cost {total}, {lost} of it in runs that "
-        f"did not. The first cost {costs(first)}, the last five {costs(mean)} each."
+        f"{len(done)} recurrences reached the target in {len(runs)} runs, which cost {total}, {lost} of it in runs "
+        f"that did not. The first cost {costs(first)}, the last five {costs(mean)} each."
     )
 
 
