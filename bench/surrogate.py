@@ -2,7 +2,7 @@
 
     python bench/surrogate.py [PART …] [--json]
 
-On one core of a CPU, in minutes each:
+On one core of a CPU, in minutes each; output, characters and wide take up to half an hour beside other work:
   rates        the best learning rate by width, in the standard parametrization and in this one: MLP, SGD and Adam
   wide         likewise for a target of 2,048 and a twin of 256, by Adam
   output       the same with last layers by the table, natural, or of zeros; and slopes of the coordinate check
