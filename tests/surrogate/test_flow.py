@@ -28,7 +28,10 @@ class Attending(nn.Module):
         self.last = nn.Linear(WIDTH, 10)
 
     def attend(self, q, k, v):
-        if self.kind == "fused":
+        if self.kind == "turned":  # as by rotary positions, whose tables are made by division
+            turns = torch.arange(q.shape[-2])[:, None] / (1.0 + torch.arange(q.shape[-1]) / q.shape[-1])
+            q, k = q * turns.cos(), k * turns.cos()
+        if self.kind in ("fused", "turned"):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         if self.kind == "normal":
             return F.scaled_dot_product_attention(self.normal(q), self.normal(k), v)
@@ -58,6 +61,7 @@ def found(make):
     ("kind", "times"),
     [
         ("fused", SCALE**0.5),
+        ("turned", SCALE**0.5),
         ("torch", SCALE**0.5),
         ("before", SCALE**0.5),
         ("written", SCALE),

@@ -28,6 +28,7 @@ STEEPEST = 0.45  # right slopes were seen up to 0.4, of narrow layers; wrong fac
 SEEDS = 3
 SMALLER = 0.1  # what learning rates are multiplied by where activations do not stay finite
 TRIES = 3
+PARAMETRIZED = "parametrizations."  # in the paths of modules that give weights and no activations
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ def _activations(training: Training, batch: Any) -> dict[str, Tensor]:
 
         return hook
 
-    inner = [(path, module) for path, module in training.model.named_modules() if not any(module.children())]
+    modules = training.model.named_modules()
+    inner = [(path, module) for path, module in modules if not any(module.children()) and PARAMETRIZED not in path]
     hooks = [module.register_forward_hook(note(path)) for path, module in inner]
     try:
         with torch.no_grad():

@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from penstock.surrogate.internals import TorchDispatchMode, tree_leaves, tree_map_only
 from penstock.training.random.generators import own_randomness, seed_everything
 
 Run = Callable[[nn.Module, Any], Any]
@@ -138,15 +137,11 @@ class _Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._tell(self._scores, results, number)
         elif len(shares) == 1:
             self._tell(self._shares, results, shares.pop())
-        factors = [self._factor[id(one)] for one in given if id(one) in self._factor][:1]
-        by = _number(args[1]) if name in ("mul", "div", "mul_", "div_") and len(args) > 1 else None
-        if by:
-            factors.append(by if name.startswith("mul") else 1 / by)
-        if factors:
-            product = 1.0
-            for one in factors:
-                product *= one
-            self._tell(self._factor, results, product)
+        made = [one for one in given if id(one) in self._sources or id(one) in self._scores]
+        if made:
+            by = _number(args[1]) if name in ("mul", "div", "mul_", "div_") and len(args) > 1 else None
+            factor = self._factor.get(id(made[0]), 1.0) * (1.0 if not by else by if name.startswith("mul") else 1 / by)
+            self._tell(self._factor, results, factor)
 
     def _tell(self, about: dict[int, Any], results: list[Tensor], one: Any) -> None:
         about.update((id(result), one) for result in results)

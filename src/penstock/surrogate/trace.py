@@ -11,23 +11,28 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import sympy
 import torch
 from torch import Tensor, nn
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from penstock.errors import TaskError
+from penstock.surrogate.internals import (
+    ConstantSource,
+    DimDynamic,
+    FakeTensorMode,
+    ShapeEnv,
+    TorchDispatchMode,
+    enable_python_dispatcher,
+    tree_leaves,
+    tree_map_only,
+    without_onednn,
+)
 from penstock.surrogate.settings import NARROWEST
 from penstock.surrogate.sizes import Size, chosen, settled, symbols_of, value_of
 
@@ -284,7 +289,7 @@ def _trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)
     with (
-        _without_onednn(),  # whose recurrent layers take plain numbers alone
+        without_onednn(),
         torch.no_grad(),
         symbols.fake,
         enable_python_dispatcher(),
@@ -292,16 +297,6 @@ def _trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any
     ):
         run(model, fake)
     return _found(symbols, watch)
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
 
 
 def _found(symbols: _Symbols, watch: _Watch) -> Traced:

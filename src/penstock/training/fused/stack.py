@@ -18,7 +18,6 @@ from penstock.training.fused.flat import Flat, Room, larger, steps_seen
 from penstock.training.fused.optimizers import VECTORISED
 from penstock.training.fused.structure import Kind, Looks, kind_of
 from penstock.training.loop import Training
-from penstock.training.rates import PLAIN
 
 RowCopy = tuple[list[torch.Tensor], list[float]]  # the tensors of a row; the steps and scalars of each flat
 
@@ -69,7 +68,7 @@ class Stack:
                         placed.add(name)
                         states = [t.optimizer.state.get(o[name], {}) for t, o in zip(trials, own, strict=True)]
                         seen = tuple(steps_seen(state, steps[number]) for state in states) if steps else ()
-                        kind = number, of[name].dtype, first.rates.get(name, PLAIN), seen
+                        kind = number, of[name].dtype, first.rates.get(name, Flat.factor), seen
                         by_flat.setdefault(kind, []).append((name, of[name]))
         for (number, _, factor, _), params in by_flat.items():
             self.flats.append(Flat.of(number, params, steps[number] if steps else None, self.capacity, factor))
