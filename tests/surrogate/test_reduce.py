@@ -86,7 +86,6 @@ def test_a_surrogate_has_fewer_blocks_rows_and_pixels_and_the_rows_of_the_others
     assert len(result.best.model().blocks) == 4
     with pytest.raises(ps.StudyError, match=r"exists with surrogate=.*data=0.5.* got surrogate=.*data=0.25"):
         study(surrogate=ps.Surrogate(scale=8, best=2, depth=2, data=0.25, resolution=0.5)).run(progress=False)
-    assert len(study(trials=17).run(progress=False, sharing="fused").surrogate.trials) > len(result.surrogate.trials)
 
 
 def test_where_the_rank_check_does_not_admit_that_surrogates_are_narrower_alone(monkeypatch):

@@ -75,11 +75,11 @@ def test_the_best_configs_of_narrow_twins_are_trained_at_full_width():
     assert len(result.optuna_study().trials) == 8, "Optuna sees surrogates alone"
 
 
-@pytest.mark.parametrize("how", [{"sharing": "fused"}, {"workers": 2, "sharing": "solo"}])
-def test_a_curve_is_the_same_in_every_mode_and_on_every_worker(how, long_enough):
-    result = study(algorithm=ps.Random(budget=2), trials=5).run(progress=False, **how)
+def test_a_curve_is_the_same_in_a_bundle(long_enough):
+    """As it is on two workers, which ``test_sharded.py`` shows."""
+    result = study(algorithm=ps.Random(budget=2), trials=5).run(progress=False, sharing="fused")
     modes = {event.variant: event.mode for event in log() if isinstance(event, Placed)}
-    assert modes["surrogate 4"] == how["sharing"]
+    assert modes["surrogate 4"] == "fused"
     tasks = {1: Small(), 4: narrowed(Small(), ps.Surrogate(scale=4))}
     for trial in [*result.trials, *result.surrogate.trials]:
         _, curve = Trials(tasks[trial.scale]).alone(trial.number, trial.config, 3 * len(trial.curve))
