@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from penstock.errors import PenstockError, StudyError, TaskError, told, trace
 from penstock.seeds import key
 from penstock.space import Space
 from penstock.surrogate.check import STEEPEST, Slope, coordinates, scales
+from penstock.surrogate.internals import tree_leaves
 from penstock.surrogate.parametrize import Family, Part, family, parts
 from penstock.surrogate.reduce import shallower
 from penstock.surrogate.settings import NARROWEST, Surrogate
