@@ -78,12 +78,14 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def fresh(name: str, folder: str, budget: int, sharing: str) -> dict[str, Any]:
-    """The same study in a process of its own, whose caches lie in a folder."""
+def fresh(name: str, folder: str, there: str, budget: int, sharing: str) -> dict[str, Any]:
+    """The same study in a process of its own; its caches lie in a folder, and its log in one inside of it."""
     caches = {"XDG_CACHE_HOME": "user", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
     environment = os.environ | {key: f"{folder}/{value}" for key, value in caches.items()}
-    given = [sys.executable, __file__, "--here", folder, "--study", name, "--budget", str(budget), "--sharing", sharing]
-    made = subprocess.run(given, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    here = ["--here", f"{folder}/{there}", "--study", name, "--budget", str(budget), "--sharing", sharing]
+    made = subprocess.run(
+        [sys.executable, __file__, *here], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
     found: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
     return found
 
@@ -103,7 +105,7 @@ def main() -> None:
     for name in args.study:
         with tempfile.TemporaryDirectory() as folder:
             for caches in ("cold", "warm"):
-                row = fresh(name, folder, args.budget, args.sharing)
+                row = fresh(name, folder, caches, args.budget, args.sharing)
                 rate = row["steps"] / row["seconds"]
                 rows.append({"study": name, "caches": caches, "rate": rate, "by hand": hand, **row})
                 said = f"{name}, {caches}: {row['steps']:,} steps in {row['seconds']:.1f} s, {rate:,.0f} a second"

@@ -107,12 +107,13 @@ def test_where_packs_gain_nothing_auto_does_not_try():
     assert "packed" not in modes()
 
 
-def test_where_a_pack_loses_it_is_dissolved_and_not_tried_again():
+def test_where_a_pack_gains_nothing_its_bundles_stay_and_take_turns():
     result, measured = simulated(1.02)
     assert [event.size for event in measured] == [1]
     assert [len(trial.curve) for trial in result.trials] == [2] * 8
-    last = timeline(log())[-1]
-    assert last.mode == "solo"
+    assert all(trial.state == "finished" for trial in result.trials)
+    assert Counter(event.trial for event in log() if isinstance(event, Placed)) == dict.fromkeys(range(8), 1)
+    assert log()[-1].clock == pytest.approx(16 / 1.02)
 
 
 def test_on_a_cpu_auto_packs_nothing():

@@ -7,10 +7,13 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 import penstock as ps
 from penstock.log.events import Measured, Reported
 from penstock.log.reader import read
+from penstock.training.copying import brought
+from penstock.training.fused.recording import Pool, Recording
 from penstock.training.fused.speeding import Speeding
 from tests.tasks import Blobs
 from tests.training.together import Together, Trials
@@ -142,7 +145,7 @@ def test_a_captured_step_holds_what_it_uses_and_nothing_of_it_stays():
         fused.speeding.wanted = "captured"
         fused.step()
         assert not fused.recipe.refusals
-        return held(), next(iter(fused.fast.values())).bytes
+        return held(), fused.fast.bytes
 
     captured()
     fused.fast.clear()
@@ -152,6 +155,48 @@ def test_a_captured_step_holds_what_it_uses_and_nothing_of_it_stays():
     assert after - before <= 1.1 * taken
     fused.fast.clear()
     assert held() == before
+
+
+def test_after_work_that_cannot_be_recorded_all_else_is_as_before():
+    x, pool = torch.ones(4, device="cuda"), Pool()
+    torch.randn(1, device="cuda")  # its generator is there from the first draw on
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            Recording(lambda: (x * 2).sum().item(), [], pool)
+        torch.randn(1, device="cuda")
+    recorded = Recording(lambda: x * 2, [], pool)
+    x.fill_(3)
+    recorded.replay()
+    assert torch.equal(recorded.made, torch.full_like(x, 6))
+
+
+def test_garbage_is_not_collected_within_a_recording():
+    """An older recording that is garbage would be freed there, which CUDA forbids."""
+    x = torch.ones(4, device="cuda")
+    held = [Recording(lambda: x * 3, [], Pool())]
+    held[0].itself = held[0]
+
+    def run():
+        if torch.cuda.is_current_stream_capturing():
+            held.clear()
+            if gc.isenabled():  # and so might do it at any moment
+                gc.collect()
+        return x * 2
+
+    recorded = Recording(run, [], Pool())
+    x.fill_(3)
+    recorded.replay()
+    assert torch.equal(recorded.made, torch.full_like(x, 6))
+
+
+def test_tensors_are_brought_to_the_host_as_they_are_each_with_memory_of_its_own():
+    tree = {"a": torch.randn(3, 2), "b": [torch.tensor(7), torch.randn(()), torch.empty(0)], "c": "text"}
+    there = tree_map(lambda one: one.cuda() if isinstance(one, torch.Tensor) else one, tree)
+    back = brought(there)
+    assert torch.equal(back["a"], tree["a"])
+    assert all(map(torch.equal, back["b"], tree["b"]))
+    assert back["c"] == "text"
+    assert back["a"].untyped_storage().nbytes() == 24
 
 
 @pytest.mark.parametrize("faster", [None, "captured", "compiled"])

@@ -118,7 +118,6 @@ class Pace:
         self._recalled: set[tuple[str, str]] = set()  # pairs of signature and type whose profiles were looked up
         self._reasons: dict[tuple[str, str], str] = {}  # why bundles of a signature on a type have their size
         self._refused: dict[str, str] = {}  # by signature: why an earlier study could not fuse its trials
-        self._packs: dict[str, int] = {}  # by device type: how many bundles of a pack pay
         self._alone: dict[tuple[str, str], dict[int, list[float]]] = {}  # by signature and type: units of trials alone
         self._limits: dict[tuple[str, str], Limits] = {}  # by signature and type: what power limits gave
         self._opened = 0.0  # the clock when the study was taken up
@@ -239,15 +238,6 @@ class Pace:
         known = None if self.shelf is None else self.shelf.get(signature, self._devices[device], "sharing")
         return "" if known is None else f"measured before: {known.reason.removeprefix('measured before: ')}"
 
-    def packs(self, device: str) -> int | None:
-        """How many bundles of a pack pay on a device, as measured in this study or an earlier one; else None."""
-        type = self._devices[device].type
-        if type not in self._packs and self.shelf is not None:
-            known = self.shelf.get("pack", self._devices[device], "packing")
-            if known is not None:
-                self._packs[type] = known.size
-        return self._packs.get(type)
-
     def measured(self, event: Measured) -> list[str]:
         """Take a worker's measurement; gives notes on values that were smoothed or cut."""
         device = self._devices[event.device]
@@ -256,11 +246,8 @@ class Pace:
         if event.kind == "scaling":
             table = self.costs.spread(event.signature, device.type, event.table)
             return self.model.spread(event.signature, device.type, table)
-        if event.kind == "packing" and not event.table:
-            return []  # of memory alone
         if event.kind == "packing":
-            self._packs[device.type] = event.size
-            return []
+            return []  # its worker trains as many bundles at once as pay
         if event.kind == "trying":
             self.model.checked(event.signature, device.type, event.table)
             return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ class Packs:
     def __init__(self, placing: Placing, packing: Packing | None) -> None:
         self._placing, self._packing = placing, packing
         self._room: dict[str, int] = {}  # by device: how many bundles its memory was seen to hold
-        self._timed: set[frozenset[str]] = set()  # the signatures of packs that were timed in this study
+        self._timed = defaultdict[str, set[frozenset[str]]](set)  # by device: the signatures of packs timed there
 
     @property
     def any(self) -> bool:
@@ -55,24 +55,21 @@ class Packs:
         devices = {name: device for name, device in view.devices.items() if name not in unsafe}
         there = {trial: one for trial, one in running.items() if devices.keys() >= {*one.assignment.devices}}
         seen = replace(view, devices=devices, running=there, room=room(devices, there.values()))
-        pays = {name: None if self.forced else self._placing.pace.packs(name) for name in devices}
         largest = (placing.executor.processes if self._packing.mode == "processes" else 0) or LARGEST
-        most = {name: min(pays[name] or largest, self._room.get(name, largest)) for name in devices}
+        most = {name: min(largest, self._room.get(name, largest)) for name in devices}
         left = [demand for trial, demand in asked.items() if trial not in running]
         return made + join(seen, left, speed, self._packing, most)
 
     def measured(self, event: Measured) -> None:
-        """A pack was timed: the parts of packs on such devices that gain too little leave, and take turns instead."""
-        bundling, alike = self._placing.bundling, self._placing.pace.alike(event.device)
-        if not event.table:  # memory had no room for one more, which has left
+        """A worker has timed its pack, and trains as many bundles at once as pay; or its memory had no room for one."""
+        if not event.table:  # the bundle that had no room has left
             self._room[event.device] = event.size
             return
+        bundling = self._placing.bundling
         for place in bundling.bundles():
-            if place.mode == "packed" and place.devices[0] in alike:
-                self._timed.add(self._signatures(place))
+            if place.mode == "packed" and event.device in place.devices:
+                self._timed[event.device].add(self._signatures(place))
                 place.measure = False
-                for part in list(place.parts.values())[event.size :]:
-                    place.leaving |= part.members.keys()
                 bundling.declare(place)
 
     def alike(self, made: Sequence[Assignment]) -> dict[int, int]:
@@ -105,9 +102,8 @@ class Packs:
 
     def _measures(self, place: Place, one: Assignment) -> bool:
         """Whether a pack is to time what it gains with a trial: all of its kinds were never timed together."""
-        known = self._placing.pace.packs(one.devices[0]) is not None and not self._timed  # by an earlier study
         met = self._signatures(place) | {self._placing.queue.waiting[one.trial].signature}
-        return not self.forced and not known and not any(met <= timed for timed in self._timed)
+        return not self.forced and not any(met <= timed for timed in self._timed[one.devices[0]])
 
     def part(self, place: Place, one: Assignment, *, lonely: bool) -> Place:
         """The part of a pack that a trial enters: the fused bundle of its signature, or else a bundle of its own."""

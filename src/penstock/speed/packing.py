@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 JOINS = 1.05
 """A bundle joins a pack where the pack's throughput grows by this factor; several at once, by as much for each."""
 STAYS = 1.03
-"""A pack whose throughput is no more than this times that of its bundles in turn is dissolved."""
+"""Where the throughput of a pack is no more than this times that of its bundles in turn, they take turns."""
 
 
 def throughput(alone: Sequence[float], packed: Sequence[float]) -> float:

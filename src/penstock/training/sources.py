@@ -96,7 +96,8 @@ class TensorSource(Source):
         yield from kept[2][start // size :]
 
     def _gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        rows = rows.to(self.tensors[0].device)
+        there = self.tensors[0].device
+        rows = staged(rows, there).to(there, non_blocking=True)
         return [t.index_select(0, rows).to(self.device) for t in self.tensors]
 
     def _cut(self, gathered: list[torch.Tensor], size: int) -> list[Any]:
@@ -283,6 +284,11 @@ class Streams:
                 following[epoch, place + self.size] = stream
         self._open = following
         return batches
+
+
+def staged(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """In memory that a device reads while the host goes on; torch keeps it until it was read."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def _fits(size: int, device: torch.device) -> bool:

@@ -222,4 +222,10 @@ class Worker:
             from penstock.training.describing import Describing
 
             self._looks = Describing(self, self._threads)
+            if self.on_gpu and not self.job.deterministic:
+                from penstock.training.kernels.choice import available
+                from penstock.training.kernels.compiling import compiling
+
+                if available(self.torch_device):
+                    compiling().prepare()
         return self._looks.describe(config, train=train, trial=trial, variant=variant)

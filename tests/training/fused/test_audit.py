@@ -8,7 +8,7 @@ import torch
 
 import penstock as ps
 from penstock.training.fused import audit
-from penstock.training.fused.audit import Audits, Differs, Row, changes, holdings, step_alone
+from penstock.training.fused.audit import Audits, Differs, Row, holdings, step_alone
 from penstock.training.fused.ways import Native
 from tests.tasks import Blobs
 from tests.training.fused.test_watched import CountsLater, Plain, study
@@ -91,7 +91,7 @@ def test_what_is_compared_is_the_whole_state():
     batch = next(iter(first.data.train.batches(first.epoch, first.place, first.batch_size)))
     alone = step_alone(start, batch)
     together.step()
-    made = changes(before, holdings(stack, first))
+    made = holdings(stack, first).less(before)
     assert {name.rpartition(" of ")[0] or name.rpartition(" ")[0] for name in made} == {
         "the parameter", "the buffer", "the optimizer's momentum_buffer"
     }  # fmt: skip

@@ -328,6 +328,24 @@ def test_a_pack_times_its_parts_on_steps_that_count_and_tells_it_once(pack, monk
     pack.assert_as_alone(0, 1, 2, 3)
 
 
+def test_parts_that_gain_nothing_at_once_stay_and_take_long_turns_and_are_timed_again_when_trials_are_few(
+    pack, monkeypatch
+):
+    monkeypatch.setattr("penstock.training.runs.weighing.STEPS", 2)
+    monkeypatch.setattr("penstock.training.runs.weighing.throughput", lambda alone, packed: 1.0)
+    monkeypatch.setattr(packed, "SPELL", 1e9)
+    pack.solo(*(pack.placement(trial, 6 + 2 * trial, width=3 + trial, optimizer="sgd") for trial in range(5)))
+    pack.declare(measure=True)
+    pack.go_on()
+    told = [i for i, e in enumerate(pack.events) if isinstance(e, Measured) and e.kind == "packing"]
+    assert [pack.events[i].size for i in told] == [1, 1]
+    ended = [i for i, e in enumerate(pack.events) if isinstance(e, TrialFinished)]
+    assert told[0] < ended[2] < told[1] < ended[4], "again once fewer than half of the trials are left"
+    turns = [e.trial for e in pack.events[told[0] : ended[2]] if isinstance(e, Report)]
+    assert turns == sorted(turns, key=turns.index), "one trial to its end, and then another"
+    pack.assert_as_alone(*range(5))
+
+
 class Read(Dataset):
     """Samples with a random part, counted; the sample of an index may be missing or depend on who asks."""
 

@@ -1,12 +1,13 @@
 """The gain of a pack, with a clock that the test gives: who trains when, and that losing means in turn."""
 
+import math
 import time
 
 import pytest
 
 from penstock.bundle import Bundle
 from penstock.training.runs.base import Run
-from penstock.training.runs.weighing import STEPS, Weighing
+from penstock.training.runs.weighing import LAUNCHES, LONGEST, STEPS, Weighing
 
 
 class Clocked(Run):
@@ -160,3 +161,86 @@ def test_a_window_has_few_steps_and_a_run_that_settles_is_not_timed(monkeypatch)
     weighing, _ = weigh(monkeypatch, runs, seconds)
     assert weighing.sigmas == {2: pytest.approx(1.0)}, "not the time of its slow first steps"
     assert runs[0].steps + runs[1].steps <= 4 * STEPS + 2 * 6
+
+
+class ByDevice(Clocked):
+    """A run whose steps the device times: the test says how many launches it has computed, and a step's seconds."""
+
+    launched, seconds = 0, 0.001
+
+    def put_off(self, wanted):
+        super().put_off(wanted)
+        self.launched = 0
+
+    def step_seconds(self, launches):
+        return self.seconds if self.launched >= launches else math.nan
+
+
+def test_steps_that_are_launched_ahead_are_timed_by_the_device_whatever_the_host_saw(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    weighing = Weighing(runs := [ByDevice(0.001, "a"), ByDevice(0.001, "b")])
+    for run in runs:
+        run.step()
+    weighing.look()
+    while not weighing.done:
+        together = len(weighing.active) > 1
+        for run in weighing.active:
+            for _ in range(250 if run is runs[0] else 1):  # as many as were enqueued, which is not what was computed
+                run.step()
+            run.launched, run.seconds = run.launched + 1, 0.0015 if together else 0.001
+            run.interrupted += 1  # a unit may end meanwhile: the device does not count that
+        clock[0] += 0.06
+        weighing.look()
+    assert weighing.sigmas == {2: pytest.approx(4 / 3)}
+    assert clock[0] == pytest.approx(3 * LAUNCHES * 0.06), "no longer than the device needs"
+
+
+def test_a_device_that_computes_few_launches_is_not_waited_for_long(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    weighing = Weighing(runs := [ByDevice(0.001, "a"), ByDevice(0.001, "a")])
+    for run in runs:
+        run.step()
+    weighing.look()
+    while not weighing.done:
+        for run in weighing.active:
+            run.step()
+            run.launched += 1
+        clock[0] += LONGEST
+        weighing.look()
+    assert clock[0] == 2 * LONGEST
+
+
+def test_a_run_that_launches_nothing_any_more_holds_nobody_up(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    weighing = Weighing(runs := [ByDevice(0.1, "a"), ByDevice(0.1, "b")])
+    for run in runs:
+        run.step()
+    weighing.look()
+    while not weighing.done:
+        for run in weighing.active:
+            run.step()
+        clock[0] += 0.1
+        weighing.look()
+    assert weighing.sigmas == {2: pytest.approx(2)}, "by the host, at last"
+
+
+def test_a_run_whose_step_has_become_another_kind_of_step_is_timed_alone_again(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    plain, other = Clocked(0.02, "a"), ByDevice(0.001, "b")
+    weighing = Weighing([plain, other])
+    for run in (plain, other):
+        run.step()
+    weighing.look()
+    while not weighing.done:
+        if len(weighing.active) > 1:  # from now on, it is captured
+            plain.step_seconds = lambda launches: 0.001
+        for run in weighing.active:
+            run.step()
+            other.launched += 1
+        clock[0] += 0.02
+        weighing.look()
+    assert weighing.sigmas == {2: pytest.approx(2)}, "and not 21: 0.02 s alone against 0.001 s"

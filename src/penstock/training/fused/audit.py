@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any
 
-import numpy as np
 import torch
 
 from penstock.training.contents import Contents
 from penstock.training.fused.agreement import distance, own_attributes
+from penstock.training.fused.copies import Copies, lengths
 from penstock.training.fused.stack import Stack
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.keeping import untouched
@@ -75,7 +75,7 @@ class Audits:
         finally:
             self.spent += time.perf_counter() - began
 
-    def attempt(self, step: Callable[[], Tensors]) -> Tensors | None:
+    def attempt(self, step: Callable[[], Copies]) -> Copies | None:
         """What a step alone changes; None where memory is too small for one, and no more audits are made."""
         try:
             return step()
@@ -124,7 +124,7 @@ def audited(
     train()
     if now() is stack:
         with audits.timed():
-            made = changes(before, holdings(stack, trial))
+            made = holdings(stack, trial).less(before)
             alone = audits.attempt(partial(step_alone, start, batch))
             if alone is not None:
                 compare(start, batch, alone, made)
@@ -164,7 +164,7 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def step_alone(start: Row, batch: Any, nudge: float = 0.0) -> Tensors:
+def step_alone(start: Row, batch: Any, nudge: float = 0.0) -> Copies:
     """What a trial's step alone changes, from where it stood at ``start``; ``nudge``: from weights that far off.
 
     Where its gradient is but rounding, the change of a parameter is NaN: it tells nothing. Nothing of the step stays:
@@ -182,68 +182,52 @@ def step_alone(start: Row, batch: Any, nudge: float = 0.0) -> Tensors:
                         p.mul_(1 + nudge * (torch.rand(p.shape, generator=generator) * 2 - 1).to(p))
             before = holdings(stack, trial)
             grads = stack.step_alone(trial, batch)
-            made = changes(before, holdings(stack, trial))
+            made = holdings(stack, trial).less(before)
         finally:
             now.put_back()
-    sizes = {name: grad.detach().abs() for name, grad in _on_host(grads).items()}
-    count = sum(size.numel() for size in sizes.values())
-    mean = (sum(float(size.square().sum()) for size in sizes.values()) / max(1, count)) ** 0.5
+    sizes = Copies.of(grads)
+    quiet = QUIET[precision(stack, trial)] * sizes.vector.square().mean().sqrt()
     for name, size in sizes.items():
-        made[f"the parameter {name}"].masked_fill_(size <= QUIET[precision(stack, trial)] * mean, math.nan)
+        made[f"the parameter {name}"].masked_fill_(size.abs() <= quiet, math.nan)
     return made
 
 
-def changes(before: Tensors, after: Tensors) -> Tensors:
-    """What became of each tensor, less what it was."""
-    return {name: value - before[name] if name in before else value for name, value in after.items()}
-
-
-def holdings(stack: Stack, trial: Training) -> Tensors:
-    """Copies of a trial's weights, buffers and optimizer state, in float64."""
+def holdings(stack: Stack, trial: Training) -> Copies:
+    """Copies of a trial's weights, buffers and optimizer state; those of one sort lie side by side."""
     found: Tensors = {f"the parameter {name}": p for name, p in trial.model.named_parameters()}
     found |= {f"the buffer {name}": b for name, b in trial.model.named_buffers()}
     stack.export(trial)
+    states: Tensors = {}
     for name, p in trial.model.named_parameters():
         for what, value in trial.optimizer.state.get(p, {}).items():
             if isinstance(value, torch.Tensor):
-                found[f"the optimizer's {what} of {name}"] = value
-    made = _on_host(found)
+                states[f"the optimizer's {what} of {name}"] = value
+    made = Copies.of(found | {name: states[name] for name in sorted(states, key=_sort)})
     stack.forget(trial)
     return made
 
 
-def _on_host(tensors: Tensors) -> Tensors:
-    """Copies in float64 on the CPU, brought there in one piece: to wait for the device tensor by tensor takes long."""
-    if not tensors:
-        return {}
-    there = [tensor.detach().to(torch.float64).reshape(-1) for tensor in tensors.values()]
-    device = next((one.device for one in there if one.device.type != "cpu"), torch.device("cpu"))
-    pieces = torch.split(torch.cat([one.to(device) for one in there]).cpu(), [one.numel() for one in there])
-    named = zip(tensors.items(), pieces, strict=True)
-    return {name: piece.view(tensor.shape) for (name, tensor), piece in named}
-
-
-def compare(start: Row, batch: Any, alone: Tensors, made: Tensors) -> None:
+def compare(start: Row, batch: Any, alone: Copies, made: Copies) -> None:
     """Refuse what a bundle's step has ``made`` of a trial where it is not what the trial ``alone`` makes of itself."""
-    if made.keys() != alone.keys():
-        raise Differs(f"{sorted(made.keys() ^ alone.keys())[0]} is there or missing, unlike in the trial's own step")
+    if made.places != alone.places:
+        unlike = {name for name in made.keys() | alone.keys() if made.places.get(name) != alone.places.get(name)}
+        raise Differs(f"{min(unlike)} is there, missing or of another shape, unlike in the trial's own step")
     kind = precision(start.stack, start.trial)
-    sorts = defaultdict[str, list[str]](list)
-    for name in alone:
-        sorts[_sort(name)].append(name)
-    lengths, suspects = dict[str, float](), list[str]()
-    for sort, names in sorts.items():
-        # Numpy takes a tenth of the time of torch, whose threads are many for such small tensors.
-        all_right, came = (np.concatenate([which[name].numpy().ravel() for name in names]) for which in (alone, made))
-        finite = np.isfinite(all_right)
-        lengths[sort] = float(np.linalg.norm(all_right[finite]))
-        if not np.linalg.norm(came[finite] - all_right[finite]) <= CLOSE[kind] * lengths[sort]:  # or each is close
+    sorts = {sort: list(names) for sort, names in groupby(alone, _sort)}
+    finite = torch.isfinite(alone.vector)
+    right = torch.where(finite, alone.vector, 0.0)
+    off = torch.where(finite, made.vector, 0.0) - right
+    whole, far_off = lengths([right, off], [alone.numbers(names) for names in sorts.values()])
+    of_sort = dict(zip(sorts, whole, strict=True))
+    suspects = list[str]()
+    for (sort, names), far in zip(sorts.items(), far_off, strict=True):
+        if not far <= CLOSE[kind] * of_sort[sort]:  # or each of them is close
             suspects += names
-    control: Tensors | None = None
+    control: Copies | None = None
     for name in suspects:
         right = alone[name]
         there = torch.isfinite(right)
-        far, length = float(distance(right[there], made[name][there])), lengths[_sort(name)]
+        far, length = float(distance(right[there], made[name][there])), of_sort[_sort(name)]
         if not math.isfinite(far):
             far = math.inf
         if far <= CLOSE[kind] * length:

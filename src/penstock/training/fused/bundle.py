@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from penstock.training.checkpoint import State
+from penstock.training.copying import brought
 from penstock.training.fused.audit import audited
 from penstock.training.fused.batches import Batches, position_of, shapes_of
 from penstock.training.fused.evaluating import Fetch, Measures, evaluate, evaluate_alone
@@ -77,11 +77,12 @@ class Fused:
     def state(self, trial: Training) -> State:
         """The state that a plain run of this trial would save."""
         self.stack.export(trial)
-        trial.keep_best(self.stack.best_model(trial))
+        trial.keep_best(self.stack.best_weights(trial))
         state = trial.state(drawn=False)
         trial.keep_best({})
-        state["model"] = {name: tensor.clone() for name, tensor in state["model"].items()}
-        state["optimizer"] = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, state["optimizer"])
+        best = state["best"]
+        there = dict(state["model"]), state["optimizer"], best["model"]
+        state["model"], state["optimizer"], best["model"] = brought(there)
         self.stack.forget(trial)
         return state
 

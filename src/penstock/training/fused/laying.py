@@ -18,7 +18,7 @@ from penstock.seeds import step_key
 from penstock.training.fused.stack import Stack
 from penstock.training.loop import Training
 from penstock.training.random.masks import halves
-from penstock.training.sources import TensorSource
+from penstock.training.sources import TensorSource, staged
 
 LAID = 256  # the most steps that are laid down at once
 
@@ -113,7 +113,7 @@ class Laid:
             self._slots[epoch] = self._slots.pop(past[0])
         else:
             self._slots[epoch] = len(self._slots)
-        order = _staged(self._source.order(epoch), self._orders.device)
+        order = staged(self._source.order(epoch), self._orders.device)
         self._orders[self._slots[epoch]].copy_(order, non_blocking=True)
         return True
 
@@ -123,21 +123,16 @@ class Laid:
         for i, (table, names) in enumerate(zip(self._tables, self.names, strict=True)):
             values = np.array([[row.coefficients[i][name] for name in names] for row in rows])
             table[:count].copy_(
-                _staged(torch.from_numpy(values).to(table.dtype).unsqueeze(-1), device), non_blocking=True
+                staged(torch.from_numpy(values).to(table.dtype).unsqueeze(-1), device), non_blocking=True
             )
         if self._keys is not None:
             keys = torch.tensor([row.keys for row in rows], dtype=torch.int32)
-            self._keys[:count].copy_(_staged(keys, device), non_blocking=True)
+            self._keys[:count].copy_(staged(keys, device), non_blocking=True)
         starts = torch.tensor([row.starts for row in rows])
-        self._starts[:count].copy_(_staged(starts, device), non_blocking=True)
+        self._starts[:count].copy_(staged(starts, device), non_blocking=True)
         self._counter.zero_()
         self._laid.clear()
 
 
 def _coefficients(stack: Stack) -> list[dict[str, NDArray[Any]]]:
     return [flat.on_host(stack.trials, 0, len(stack.trials)) for flat in stack.flats]
-
-
-def _staged(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """In memory that a device reads while the host goes on; torch keeps it until it was read."""
-    return tensor.pin_memory() if device.type == "cuda" else tensor

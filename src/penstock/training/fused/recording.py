@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -36,13 +38,16 @@ class Recording:
                     torch.cuda.synchronize()
                     torch.cuda.empty_cache()
                 self._graph = torch.cuda.CUDAGraph()
-                # Other threads may use the device meanwhile.
-                self._graph.capture_begin(pool.handle, capture_error_mode="thread_local")
-                try:
-                    torch.empty(self.bytes, dtype=torch.uint8, device="cuda")  # all its memory in one piece
-                    self.made = run()
-                finally:
-                    self._graph.capture_end()
+                with _nothing_freed():
+                    try:
+                        # Other threads may use the device meanwhile.
+                        self._graph.capture_begin(pool.handle, capture_error_mode="thread_local")
+                        torch.empty(self.bytes, dtype=torch.uint8, device="cuda")  # all its memory in one piece
+                        self.made = run()
+                        self._graph.capture_end()
+                    except BaseException:
+                        _give_up(self._graph, pool)
+                        raise
             current.wait_stream(stream)
         self.replay, self._run = self._graph.replay, run  # the graph reads tensors that the function holds
 
@@ -61,6 +66,35 @@ class Pool:
 
     def __init__(self) -> None:
         self.handle: Any = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
+
+
+@contextmanager
+def _nothing_freed() -> Iterator[None]:
+    """Collect no garbage meanwhile: an older graph may be among it, and to free one breaks a recording."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _give_up(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
+    """End a recording that failed.
+
+    Work that cannot be recorded breaks a recording, and torch then leaves open what it had begun for it: its random
+    generator would refuse all draws from then on, and the pool all other recordings. A recording that succeeds closes
+    the first; the next ones have another pool.
+    """
+    with suppress(RuntimeError):
+        graph.capture_end()
+        return
+    pool.handle = torch.cuda.graph_pool_handle()
+    another = torch.cuda.CUDAGraph()
+    another.capture_begin(capture_error_mode="thread_local")
+    torch.zeros(1, device="cuda")
+    another.capture_end()
 
 
 def _recording_stream() -> torch.cuda.Stream:

@@ -85,17 +85,21 @@ class Speeding:
         self._steps, self._seconds = self._steps + steps, self._seconds + seconds - self._making
         self._making = 0.0
 
-    def end_unit(self, certain: int, *, fast: bool) -> bool:
-        """After a unit, want a faster step if it pays; whether the one there is, if ``fast``, is to stay."""
+    def end_unit(self, certain: int, *, fast: bool, by_device: float | None = None) -> bool:
+        """After a unit, want a faster step if it pays; whether the one there is, if ``fast``, is to stay.
+
+        ``by_device``: the seconds of a step by the device's clock, where it was seen.
+        """
         pace = self._seconds / self._steps
         self._steps, self._seconds = 0, 0.0
         captured = self._captures(certain)
         if not fast:
             self.recipe.take_pace(len(self._together), pace)
+        if captured and not fast:  # compiling is considered once it is known how fast a captured step is
+            self._pace, self.wanted = pace, "captured"
+            return True
         if not fast or captured:
-            self.consider(certain, pace)
-            if captured and not fast and self.wanted is None:
-                self.wanted = "captured"
+            self.consider(certain, by_device or pace)
             return True
         if recording.records(self._together[0].device):
             return True  # this unit was its last, and the step was timed beside others when it was made

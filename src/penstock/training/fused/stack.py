@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.training.copying import brought
 from penstock.training.fused.flat import Flat, Room, larger, steps_seen
 from penstock.training.fused.optimizers import VECTORISED
 from penstock.training.fused.structure import Kind, Looks, kind_of
@@ -205,7 +206,7 @@ class Stack:
         """Give a trial tensors of its own again; the last row takes its place."""
         self.export(trial)
         row, last = self.trials.index(trial), len(self.trials) - 1
-        trial.keep_best(self.best_model(trial))
+        trial.keep_best(brought(self.best_weights(trial)))
         self.kinds.pop(id(trial), None)
         self._looks.pop(id(trial), None)
         if not self.own and not self.vectorised and len({*self.kinds.values()}) == 1:
@@ -289,12 +290,11 @@ class Stack:
         for best, tensor in zip(self.best, now, strict=True):
             best.index_copy_(0, index, tensor.index_select(0, index))
 
-    def best_model(self, trial: Training) -> dict[str, torch.Tensor]:
-        """A trial's best weights as its module's ``state_dict``, on the CPU; empty where it has reported none."""
-        if not trial.best_unit or not self.best:
-            return {}
-        parts = {name: tensor for tensor, name in self._best_parts(self.trials.index(trial))}
-        return {name: parts[name].to("cpu", copy=True) for name in trial.model.state_dict()}
+    def best_weights(self, trial: Training) -> dict[str, torch.Tensor]:
+        """A trial's best weights as its module's ``state_dict``, where they lie; empty where it has reported none."""
+        known = trial.best_unit and self.best
+        parts = {name: tensor for tensor, name in self._best_parts(self.trials.index(trial))} if known else {}
+        return {name: parts[name] for name in trial.model.state_dict()} if known else {}
 
     def _best_parts(self, row: int) -> Iterator[tuple[torch.Tensor, str]]:
         """The tensors of a best row, under every name that the model's ``state_dict`` has for them."""

@@ -16,8 +16,9 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
+from threading import Thread
 
-from penstock.training.kernels.needed import Job, folder, lies_there
+from penstock.training.kernels.needed import Job, folder, lies_there, name_parts
 
 PROGRAM = "penstock.training.kernels.side"
 READ = 1 << 16  # bytes
@@ -34,6 +35,11 @@ class Compiling:
         self._asked: dict[tuple[str, Job], int] = {}  # by Triton's folder; the number of the request
         self._there: set[tuple[str, Job]] = set()
         self._unsent = self._unread = b""
+
+    def prepare(self) -> None:
+        """Get ready beside other work, as a step will soon need kernels: all that takes seconds and needs no step."""
+        self.start()
+        Thread(target=name_parts, daemon=True).start()
 
     def start(self) -> None:
         """Start the side process. The first job starts it too, but it takes seconds to import torch."""

@@ -93,6 +93,13 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(inner) for inner in value) if isinstance(value, list) else value
 
 
+def name_parts() -> None:
+    """Have Triton read the parts of all kernels' names that are files of its own; it keeps what it found."""
+    from triton.runtime.cache import triton_key
+
+    triton_key()
+
+
 @cache
 def digest(job: Job) -> str:
     """The name that a kernel has in Triton's cache. It depends on everything that compiling depends on."""

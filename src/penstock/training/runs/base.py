@@ -63,6 +63,11 @@ class Run(ABC):
         return 0
 
     @property
+    def trials(self) -> int:
+        """How many trials are in training."""
+        return 1
+
+    @property
     def launches(self) -> bool:
         """Whether a step of this run takes the host hardly any time, as the device has all that it needs."""
         return False
@@ -90,6 +95,13 @@ class Run(ABC):
 
     def drain(self) -> None:  # noqa: B027 (the same)
         """Block until the device has computed everything that the run enqueued."""
+
+    def step_seconds(self, launches: int) -> float | None:
+        """The seconds of a step of a trial, by the device's own clock since it was put off; None without one.
+
+        NaN until the device has computed so many launches.
+        """
+        return None
 
 
 class OneTrial(Run):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from penstock.bundle import (
@@ -285,6 +287,10 @@ class FusedRun(Run):
         return count
 
     @property
+    def trials(self) -> int:
+        return len(self.members)
+
+    @property
     def launches(self) -> bool:
         return self.worker.on_gpu and bool(self.fused.fast)
 
@@ -305,6 +311,14 @@ class FusedRun(Run):
 
     def put_off(self, wanted: bool) -> None:
         self.fused.recipe.audits.put_off = wanted
+        self.ahead.time_anew(short=wanted)
+
+    def step_seconds(self, launches: int) -> float | None:
+        if not self.launches:
+            return None
+        paces = self.ahead.paces()
+        # The host may have come late for one of them, as when another run's step is made.
+        return median(paces) / len(self.members) if len(paces) >= launches else math.nan
 
     def drain(self) -> None:
         self.ahead.drain()
@@ -326,11 +340,14 @@ class FusedRun(Run):
         if ended and not fused.fast:
             self.worker.synchronize()
         fused.speeding.took(time.perf_counter() - began, steps)
-        fused.speeding.look()
+        if not fused.recipe.audits.put_off:  # another step would not be the one that is timed
+            fused.speeding.look()
         if not ended or self.sizing.measuring is not None:
             return
         certain = min(member.certain(1) for member in self.members)  # the unit that has just ended is counted later
-        if not fused.speeding.end_unit(certain, fast=bool(fused.fast)):
+        paces = self.ahead.paces()
+        seen = median(paces) if paces else None
+        if not fused.speeding.end_unit(certain, fast=bool(fused.fast), by_device=seen):
             fused.fast.clear()
 
     # Events of a trial

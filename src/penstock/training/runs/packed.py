@@ -2,7 +2,8 @@
 
 Each part of a pack is a run of its own, and no part waits for another, where Pack §3.1 has a barrier at every step. On
 an accelerator each part has a stream. A part whose work is enqueued ahead is left alone until it needs the next call.
-Elsewhere the parts take turns, each for as many seconds of the device as the others.
+Elsewhere the parts take turns, each for as many seconds of the device as the others. So they do on an accelerator
+where it was measured that fewer of them at once are as fast: all stay, and some rest.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from penstock.training.worker import Worker
 
 TURN = 0.005  # seconds that a part has the device at least: each change of parts brings values back
+SPELL = 0.25  # seconds for which parts train where not all do so at once
+CHANGED = 2  # how many times fewer or more trials there are when a pack is timed again: a few fill no device
 
 
 class _Part:
@@ -85,6 +88,10 @@ class PackedRun(Run):
         self._turns = 0
         self._began = self._since = time.perf_counter()  # of its turn, and of the seconds that no part has yet
         self._weighing: Weighing | None = None
+        self._weighed: tuple[int, int] | None = (
+            None  # how many parts at once pay, and of how many trials that was found
+        )
+        self._spell: tuple[float, list[_Part]] = (0.0, [])  # the parts that train while the others rest, and since when
         self._ledger = Ledger()
         self._new: tuple[str, int] | None = None  # the part whose memory is found out, and what was in use before it
         if first is not None:
@@ -125,14 +132,24 @@ class PackedRun(Run):
                     self._weighing.join(run)
         if ours:
             self.bundle = bundle
-            if bundle.measure and self._weighing is None and len(self._parts) > 1:
-                self._weighing = Weighing(part.run for part in self._parts.values())
+            if bundle.measure:
+                self._weigh()
         return ours
 
-    def _weighed(self) -> Measured:
-        """Tell what was found; the engine takes the parts out that gain too little."""
+    @property
+    def _trials(self) -> int:
+        return sum(run.trials for run in self.runs.values())
+
+    def _weigh(self) -> None:
+        """Time what the pack gains."""
+        if self._weighing is None and len(self._parts) > 1:
+            self._weighing = Weighing(self.runs.values())
+
+    def _weighing_ends(self) -> Measured:
+        """Tell what was found."""
         assert self._weighing is not None
         found, self._weighing = self._weighing, None
+        self._weighed = found.size, self._trials
         why = reason(found.sigmas) if found.sigmas else ""  # all others have left
         return Measured("pack", self.worker.device, "packing", found.sigmas, found.size, why, "packed")
 
@@ -145,8 +162,10 @@ class PackedRun(Run):
                     yield told
                 if self._weighing is not None:
                     self._weighing.look()
-                    if self._weighing.done and (told := self._weighed()).table:
+                    if self._weighing.done and (told := self._weighing_ends()).table:
                         yield told
+                elif self._weighed is not None and not 1 / CHANGED < self._trials / self._weighed[1] < CHANGED:
+                    self._weigh()
         finally:
             self.worker.account.charge_by(None)
             if self._weighing is not None:
@@ -228,6 +247,8 @@ class PackedRun(Run):
             return newcomer
         if self._weighing is not None:
             parts = [part for part in parts if part.run in self._weighing.active]
+        elif self._weighed is not None and self._weighed[0] < len(parts):
+            parts = self._spelled(self._weighed[0])
         free = [part for part in parts if not part.run.busy]
         if not free:
             first = min(parts, key=lambda part: part.called)
@@ -240,6 +261,16 @@ class PackedRun(Run):
         if self._now in free and time.perf_counter() - self._began < TURN:
             return self._now
         return min(free, key=lambda part: part.seconds)
+
+    def _spelled(self, count: int) -> list[_Part]:
+        """The parts that train now, where so many at once pay: those that had the device least."""
+        since, chosen = self._spell
+        now = time.perf_counter()
+        there = list(self._parts.values())
+        if now - since > SPELL or len(chosen) != count or any(part not in there for part in chosen):
+            chosen = sorted(there, key=lambda part: part.seconds)[:count]
+            self._spell = now, chosen
+        return chosen
 
     @contextmanager
     def _turn(self, part: _Part) -> Iterator[None]:

@@ -8,15 +8,17 @@ parts, several join at once.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from penstock.speed.packing import gains, how_many, next_count, throughput
 from penstock.training.runs.base import Run
 
 STEPS, SECONDS = 20, 0.2
-"""A window ends when each of its runs has taken so many steps, or so long. Runs that launch many steps at once need the
-seconds."""
+"""A window ends when each of its runs has taken so many steps, or so long."""
+LAUNCHES, LONGEST = 4, 2.0
+"""The device times runs that launch many steps at once: over so many launches, or fewer after so many seconds."""
 TRIES = 5  # times that a window is begun anew because something came between two steps
 SETTLING = 3.0  # seconds after which parts are timed although their steps may yet become faster
 
@@ -27,12 +29,12 @@ class Weighing:
     def __init__(self, runs: Iterable[Run]) -> None:
         self.runs = list(runs)
         self.sigmas: dict[int, float] = {}
-        self._alone: dict[Run, float] = {}  # seconds of a step
-        self._alike: dict[Hashable, float] = {}  # the same, by the kind of run
+        self._alone: dict[Run, tuple[float, bool]] = {}  # seconds of a step, and whether by the host's clock
+        self._alike: dict[Hashable, tuple[float, bool]] = {}  # the same, by the kind of run
         self._began: float | None = None  # of the window; None while its runs settle
         self._first = time.perf_counter()  # when the runs began to settle
         self._window: list[tuple[Run, int]] = []  # its runs, with the steps that each had taken before
-        self._interrupted = 0  # how often its runs had been interrupted before
+        self._interrupted: dict[Run, int] = {}  # how often its runs had been interrupted before
         self._tries = 0  # of the window
 
     def join(self, run: Run) -> None:
@@ -83,19 +85,41 @@ class Weighing:
             if all(run.settled and run.steps for run in self.runs) or now - self._first > SETTLING:
                 self._begin()
             return
-        taken = [run.steps - before for run, before in self._window]
-        few = min(taken) < STEPS or any(run.launches for run in self.active)
-        if min(taken) < 1 or (few and now - self._began < SECONDS):
+        seconds = now - self._began
+        by_device = {run: self._by_device(run, seconds) for run in self.active}
+        by_host = [run for run, found in by_device.items() if found is None]
+        taken = {run: run.steps - before for run, before in self._window}
+        if min(taken.values()) < 1 or any(found is not None and math.isnan(found) for found in by_device.values()):
+            return
+        if seconds < SECONDS and any(taken[run] < STEPS for run in by_host):
             return
         for run in self.active:
             run.drain()
+        seconds = time.perf_counter() - self._began
         self._tries += 1
-        if sum(run.interrupted for run, _ in self._window) > self._interrupted and self._tries < TRIES:
+        again = any(run.interrupted > self._interrupted[run] for run in by_host)
+        if len(by_device) > 1:  # a step may have become another kind of step since its run was timed alone
+            unlike = [run for run, found in by_device.items() if (found is None) != self._alone[run][1]]
+            for run in unlike if self._tries < TRIES else ():
+                self._forget(run)
+            again = again or bool(unlike)
+        if again and self._tries < TRIES:
             self.rest()
         else:
-            self._end(time.perf_counter() - self._began, taken)
+            self._end({run: (seconds / taken[run], True) if found is None else (found, False)
+                       for run, found in by_device.items()})  # fmt: skip
         if not self.done:
             self._begin()
+
+    def _by_device(self, run: Run, seconds: float) -> float | None:
+        """The seconds of a step by the device's clock, NaN if it is too early; None where only the host's tells."""
+        found = run.step_seconds(LAUNCHES if seconds < LONGEST else 1)
+        return None if found is not None and math.isnan(found) and seconds > LONGEST else found
+
+    def _forget(self, run: Run) -> None:
+        """Time a run alone once more."""
+        self._alone.pop(run, None)
+        self._alike.pop(run.kind, None)
 
     def _settle(self) -> None:
         self.rest()
@@ -112,17 +136,19 @@ class Weighing:
         chosen = alone or self.runs[: next_count(max(self.sigmas, default=1), len(self.runs))]
         for run in chosen:
             run.put_off(True)
-        self._interrupted = sum(run.interrupted for run in chosen)
+        self._interrupted = {run: run.interrupted for run in chosen}
         self._began, self._window = time.perf_counter(), [(run, run.steps) for run in chosen]
 
-    def _end(self, seconds: float, taken: Sequence[int]) -> None:
-        each = {run: seconds / steps for (run, _), steps in zip(self._window, taken, strict=True)}
+    def _end(self, each: Mapping[Run, tuple[float, bool]]) -> None:
+        """Keep the seconds of a step of each run in the window."""
         if len(each) == 1:
             ((run, step),) = each.items()
             self._alone[run] = step
             if run.kind is not None:
                 self._alike[run.kind] = step
         else:
-            self.sigmas[len(each)] = throughput([self._alone[run] for run in each], list(each.values()))
+            self.sigmas[len(each)] = throughput(
+                [self._alone[run][0] for run in each], [step for step, _ in each.values()]
+            )
         self.rest()
         self._tries = 0
