@@ -88,6 +88,13 @@ def test_a_limit_that_somebody_set_by_hand_meanwhile_stays(gpus):
     assert limit(gpus) == 600.0
 
 
+def test_without_its_watchdog_nothing_is_set(gpus, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with Lease(Gpu("GPU-fake")) as lease, pytest.raises(NvmlError, match="could not start"):
+        lease.wish(300.0)
+    assert fake.look(gpus)["sets"] == []
+
+
 @pytest.mark.parametrize(
     ("changes", "wish", "why"),
     [

@@ -35,6 +35,11 @@ def test_show_tells_energy_idle_power_limits_and_carbon(result):
     assert facts["best"]["joules"] == result.best.joules == 2 * 3.6e6
 
 
+def test_progress_tells_the_energy_so_far(capsys):
+    study().run(ps.Simulated(devices=1, watts=500), progress=True)
+    assert "12 kWh" in capsys.readouterr().err
+
+
 def test_without_a_meter_the_reason_is_shown():
     study().run(ps.Simulated(devices=1), progress=False)
     lines = said(energy_facts(History.of(log())))

@@ -25,6 +25,7 @@ from typing import Any
 
 from penstock.energy.nvml import Gpu, NvmlError
 
+READY = b"ready\n"
 _numbers = count()
 
 
@@ -47,10 +48,7 @@ class Lease:
         if not least <= watts <= most:
             raise NvmlError(f"expected a power limit from {least:g} to {most:g} W, got {watts:g} W")
         if self._watchdog is None:
-            command = [sys.executable, "-m", "penstock.energy.lease", self._gpu.uuid, self._name]
-            self._watchdog = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-            )
+            self._watchdog = _watchdog(self._gpu.uuid, self._name)
         try:
             with _held(self._gpu) as there:
                 there["holders"][self._name] = watts
@@ -72,15 +70,30 @@ class Lease:
         try:
             end(self._gpu, self._name)
         finally:
-            assert watchdog.stdin is not None
-            watchdog.stdin.close()
-            watchdog.wait()
+            watchdog.communicate()
 
     def __enter__(self) -> Lease:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _watchdog(uuid: str, name: str) -> subprocess.Popen[bytes]:
+    """A holder's watchdog, once it is ready: before that nothing is set. It finds modules where this process does."""
+    command = [sys.executable, "-m", "penstock.energy.lease", uuid, name]
+    started = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,
+    )
+    assert started.stdout is not None
+    if started.stdout.readline() != READY:
+        started.communicate()
+        raise NvmlError("the process that would bring the prior limit back could not start")
+    return started
 
 
 def end(gpu: Gpu, name: str) -> None:
@@ -145,8 +158,11 @@ def _started(pid: int) -> str:
 
 
 def _watch(uuid: str, name: str) -> None:
+    gpu = Gpu(uuid)
+    sys.stdout.buffer.write(READY)
+    sys.stdout.flush()
     sys.stdin.buffer.read()  # until the holder has left, or is gone
-    end(Gpu(uuid), name)
+    end(gpu, name)
 
 
 if __name__ == "__main__":

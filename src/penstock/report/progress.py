@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.algorithms.transfer import CHECK
+from penstock.energy.cost import legible
 from penstock.log.history import History, TrialRecord
 from penstock.log.messages import said_mode
 from penstock.log.ranking import ranked
@@ -72,8 +73,9 @@ class Shown(NamedTuple):
 
     @property
     def time(self) -> str:
-        """The time that was used, the time that is left, and the cost where it is known."""
+        """The time that was used, the time that is left, and energy and cost where they are known."""
         used = f"{clock(self.history.clock)} used" + (f", about {clock(self.left)} left" if self.left else "")
+        used += "" if (joules := self.history.joules) is None else f", {legible(joules)}"
         return f"{used}, cost {spent(costs)}" if (costs := self.history.costs) else used
 
     @property

@@ -154,7 +154,7 @@ killed(os.getpid())
 
 def test_a_node_that_ends_itself_takes_all_its_processes_with_it():
     """As when whoever made the cluster is killed."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[3]}{os.pathsep}{os.environ['PYTHONPATH']}"}
     node = subprocess.Popen([sys.executable, "-c", NODE], start_new_session=True, env=environment)
     node.wait()
     try:
@@ -217,7 +217,7 @@ def test_a_driver_that_is_killed_and_resumed(address, whole, tmp_path):
     command = [str(Path(sys.executable).with_name("penstock"))]
     common = ["--dir", str(tmp_path), "--on", address, "--workers", "2", "--sharing", "solo", "--json"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    quiet["env"] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    quiet["env"] = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[3]}{os.pathsep}{os.environ['PYTHONPATH']}"}
     driver = subprocess.Popen([*command, "run", str(file), "--name", "ray", *common], **quiet)
     log = tmp_path / "ray" / "log.jsonl"
     until(lambda: log.exists() and log.read_text().count('"reported"') > 3, "the study reports")
@@ -599,7 +599,7 @@ def test_they_make_way_for_another_task_and_for_another_program(on, whole, patie
     file = tmp_path / "tuned.py"
     file.write_text(FILE)
     command = [str(Path(sys.executable).with_name("penstock")), "run", str(file), "--dir", str(tmp_path), "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[3]}{os.pathsep}{os.environ['PYTHONPATH']}"}
     subprocess.run([*command, "--on", on, "--workers", "2"], check=True, env=environment, capture_output=True)
     assert not pids(whole) & there
 
