@@ -130,7 +130,10 @@ def test_another_device_keeps_the_units_and_forgets_the_costs():
     algorithm.keep([Phase(unit_costs=old, device="a"), Phase(1, unit_costs=new, device="b")])
     algorithm.begin(search(3))
     algorithm.ask()
-    assert step(algorithm, 0, 1, 0.9) == [("recurrence 1", 1, 64, 1)], "the default's units are known from before"
+    asked = step(algorithm, 0, 1, 0.9, seconds=1e6)
+    assert asked == [("recurrence 1", 1, 64, 1)], (
+        "the default's units are known from before, and no cost of then is lost"
+    )
     assert algorithm.terms(1).unit_costs == new
 
 
