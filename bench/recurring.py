@@ -20,7 +20,8 @@ from statistics import fmean
 
 import numpy as np
 
-from penstock.energy.batch_size import Past, Policy, Run, Terms
+from penstock.algorithms.recurring import TRIES
+from penstock.energy.batch_size import Choice, Default, Past, Policy, Run, Terms
 from penstock.energy.cost import Draw, Objective
 
 DATA = Path(os.environ.get("PENSTOCK_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
@@ -135,72 +136,132 @@ class Outcome:
 Drawn = Callable[[int, int, np.random.Generator], int | None]
 
 
-def simulate(
-    made: Trace,
-    policy: Policy,
-    eta: float,
-    seed: int,
-    *,
-    told: int | None = None,
-    recurrences: int | None = None,
-    profiles: bool = False,
-    drawn: Drawn | None = None,
-    known: Sequence[Run] = (),
-    workers: int = 1,
-) -> Outcome:
+@dataclass(frozen=True)
+class Setting:
+    """How a job is replayed.
+
+    ``told`` is the number of recurrences that the policy believes in, and ``recurrences`` the true one: 2·|B|·|P|
+    unless given. With ``jit`` False the best limit of a size is found by a whole run at each limit. ``drawn`` gives the
+    units that a run of a size needs in a recurrence. ``known`` are runs of another device. With ``gap`` recurrences are
+    submitted at random times, so many runs of the default apart in the mean, whatever still runs.
+    """
+
+    told: int | None = None
+    recurrences: int | None = None
+    jit: bool = True
+    drawn: Drawn | None = None
+    known: tuple[Run, ...] = ()
+    gap: float | None = None
+
+
+PLAIN = Setting()
+
+
+def simulate(made: Trace, policy: Policy, eta: float, seed: int, how: Setting = PLAIN) -> Outcome:
     """Run a job's recurrences with a policy.
 
-    ``told`` is the number of recurrences that the policy believes in. With ``profiles`` the first epoch of each size is
-    trained at all limits in turn, as Zeus does it; otherwise a policy that learns from dry steps pays for these.
-    ``drawn`` gives the epochs of a run of a size in a recurrence, from the trace unless given. ``workers`` recurrences
-    overlap, on a device each.
+    A policy that does not learn from dry steps trains the first epoch of each size at all limits in turn, as Zeus does;
+    one that does pays for these steps.
     """
-    terms, many = made.terms(eta, told or recurrences), recurrences or made.recurrences
-    luck, costs = np.random.default_rng([seed, 1]), [0.0] * many
-    pick = drawn or (lambda size, at, rng: made.epochs[size][int(rng.integers(len(made.epochs[size])))])
-    dry = sum(terms.unit_costs.values()) / len(terms.sizes)
-    spent = 0.0
-    if policy.learns:  # each size is timed for 0.2% of a run of the default
-        spent = DRY * made.default_mean(eta) * (len(terms.sizes) - 1) if dry else 0.0
-        costs[0] += spent
-    past, seen, begun, numbers = Past(tuple(known), spent=spent), set[int](), count(), count()
-    heap: list[tuple[float, int, Run, tuple[Run, ...]]] = []
+    return _Replay(made, policy, eta, seed, how).run()
 
-    def start(now: float, recurrence: int, stopped: tuple[Run, ...]) -> None:
-        nonlocal past
+
+class _Replay:
+    def __init__(self, made: Trace, policy: Policy, eta: float, seed: int, how: Setting) -> None:
+        self.made, self.policy, self.eta, self.seed, self.how = made, policy, eta, seed, how
+        self.many = how.recurrences or made.recurrences
+        self.terms = made.terms(eta, how.told or self.many)
+        self.costs, self.luck = [0.0] * self.many, np.random.default_rng([seed, 1])
+        spent = DRY * made.default_mean(eta) * (len(made.sizes) - 1) if policy.learns else 0.0
+        self.costs[0] += spent
+        self.past = Past(how.known, spent=spent)
+        self.tried: dict[int, int] = defaultdict(int)  # runs by size
+        self.heap: list[tuple[float, int, int, Run | None, tuple[Run, ...]]] = []
+        self.order, self.decisions = count(), count()
+
+    def run(self) -> Outcome:
+        """Submit all recurrences and let them end."""
+        at = 0.0
+        for number in range(self.many if self.how.gap is not None else 1):
+            heapq.heappush(self.heap, (at, next(self.order), number, None, ()))
+            if self.how.gap is not None:
+                seconds = self.made.draws[self.made.default][max(self.made.limits)].seconds
+                mean = fmean(e for e in self.made.epochs[self.made.default] if e is not None)
+                at += float(self.luck.exponential(self.how.gap * mean * seconds))
+        while self.heap:
+            now, _, number, run, stopped = heapq.heappop(self.heap)
+            if run is None:
+                self._start(now, number, ())
+                continue
+            self.past = self.past.with_run(run)
+            self.costs[number] += run.cost
+            if not run.reached:
+                self._start(now, number, (*stopped, run))
+            elif self.how.gap is None and number + 1 < self.many:
+                heapq.heappush(self.heap, (now, next(self.order), number + 1, None, ()))
+        return Outcome(self.past.runs[len(self.how.known) :], tuple(self.costs))
+
+    def _start(self, now: float, number: int, stopped: tuple[Run, ...]) -> None:
+        made, eta = self.made, self.eta
         while True:
-            choice = policy.choose(terms, past, stopped, np.random.default_rng([seed, 2, next(numbers)]))
-            unit = made.unit_cost(choice.size, eta, choice.limit)
-            needed = pick(choice.size, recurrence, luck)
-            paid = choice.units(unit, made.max_budget)
-            reached = needed is not None and needed <= paid
-            units = needed if reached and needed is not None else paid
-            cost = unit * units
-            if profiles and units and choice.size not in seen:
-                seen.add(choice.size)
-                cost += made.profiled(choice.size, eta) - unit
-            run = Run(choice, recurrence, units, cost, reached)
-            if units:
+            draw = np.random.default_rng([self.seed, 2, next(self.decisions)])
+            choice = self.policy.choose(self.terms, self.past, stopped, draw)
+            if len(stopped) >= TRIES:
+                choice = Choice(made.default)
+            limit = choice.limit
+            if not self.how.jit and self.tried[choice.size] < len(made.limits):
+                limit = made.limits[-1 - self.tried[choice.size]]
+            unit = made.unit_cost(choice.size, eta, limit)
+            if (paid := choice.units(unit, made.max_budget)) > 0:
                 break
-            past = past.with_run(run)  # not one unit could be paid: another choice is made at once
-            stopped = (*stopped, run)
-        past = replace(past, running=(*past.running, choice))
-        heapq.heappush(
-            heap,
-            (now + units * made.draws[choice.size][max(made.draws[choice.size])].seconds, next(begun), run, stopped),
-        )
+            # Not one unit could be paid: another choice is made at once.
+            run = Run(choice, number, 0, 0.0, False)
+            self.past, stopped = self.past.with_run(run), (*stopped, run)
+        if self.how.drawn is None:
+            needed = made.epochs[choice.size][int(self.luck.integers(len(made.epochs[choice.size])))]
+        else:
+            needed = self.how.drawn(choice.size, number, self.luck)
+        reached = needed is not None and needed <= paid
+        units = needed if needed is not None and reached else paid
+        cost = unit * units
+        if not self.policy.learns and choice.limit is None and self.how.jit and not self.tried[choice.size]:
+            cost += 0.0 if isinstance(self.policy, Default) else made.profiled(choice.size, eta) - unit
+        self.tried[choice.size] += 1
+        self.past = replace(self.past, running=(*self.past.running, choice))
+        seconds = units * made.draws[choice.size][max(made.draws[choice.size])].seconds
+        run = Run(choice, number, units, cost, reached)
+        heapq.heappush(self.heap, (now + seconds, next(self.order), number, run, stopped))
 
-    at = 0
-    while at < many and len(heap) < workers:
-        start(0.0, at, ())
-        at += 1
-    while heap:
-        now, _, run, stopped = heapq.heappop(heap)
-        past = past.with_run(run)
-        costs[run.recurrence] += run.cost
-        if not run.reached:
-            start(now, run.recurrence, (*stopped, run))
-        elif at < many:
-            start(now, at, ())
-            at += 1
-    return Outcome(past.runs[len(known) :], tuple(costs))
+
+def drawn_job(seed: int) -> Trace:
+    """A job and a device that no trace has: a size below some needs more epochs, and above some, too."""
+    rng = np.random.default_rng([7, seed])
+    sizes = [2 ** int(k) for k in range(3, 13)]
+    first = int(rng.integers(0, 4))
+    sizes = sizes[first : first + int(rng.integers(4, 8))]
+    default = int(rng.choice(sizes))
+    fewest, below, above = (
+        rng.uniform(4, 40),
+        rng.choice(sizes) / rng.uniform(2, 30),
+        rng.choice(sizes) * rng.uniform(1, 8),
+    )
+    cv = rng.uniform(0, 0.12)
+    epochs: dict[int, list[int | None]] = {}
+    for size in sizes:
+        mean = fewest * (1 + below / size) * (1 + (size / above) ** rng.uniform(0.8, 1.2)) * np.exp(0.08 * rng.normal())
+        epochs[size] = [max(1, round(mean * (1 + cv * rng.normal()))) for _ in range(10)]
+    most = 4 * max(e for e in epochs[default] if e is not None)
+    epochs = {size: [e if e is not None and e <= most else None for e in some] for size, some in epochs.items()}
+    top = float(rng.choice([250, 300, 400, 700]))
+    idle, step, row = top * rng.uniform(0.15, 0.3), rng.uniform(20, 200), rng.uniform(0.5, 2)
+    draws: dict[int, dict[float, Draw]] = {}
+    for size in sizes:
+        seconds = 10_000 / size * (step + row * size) / 1000
+        load = row * size / (step + row * size)
+        watts = idle + (top - idle) * (0.2 + 0.85 * load)
+        draws[size] = {}
+        for limit in np.linspace(max(0.35 * top, 1.2 * idle), top, 7):
+            part = min(1.0, (limit - idle) / (watts - idle))
+            slower = 1 + load * (part ** (-1 / 3) - 1) if part < 1 else 1.0
+            draws[size][float(limit)] = Draw(seconds * slower, min(watts, float(limit)))
+    return Trace(f"job {seed}", default, most, epochs, draws)

@@ -83,7 +83,7 @@ def measure(task: AnyTask, configs: Mapping[int, Config], seed: int, metric: str
     span = None if isinstance(meter, Unmetered) else meter.range
     why = meter.reason if isinstance(meter, Unmetered) else "" if span else "its greatest power is not known"
     most = None if span is None else span[1]
-    if not isinstance(task, Task):
+    if not isinstance(task, Task) or not configs:
         return Found({}, None, most, device.type, reason=why)
     with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as scratch, own_randomness():
         states = States.of(Path(scratch) / "states")

@@ -115,13 +115,25 @@ def test_units_cost_what_runs_had_and_else_what_dry_steps_foretell():
     assert algorithm.terms(1).unit_costs == pytest.approx({16: 7 * rate, 32: 5 * rate, 64: 4 * rate})
 
 
+def test_without_dry_steps_every_size_costs_what_the_default_does():
+    algorithm = make(policy="zeus")
+    algorithm.keep([Phase(unit_costs={}, dry=True)])
+    algorithm.begin(search(2))
+    algorithm.ask()
+    step(algorithm, 0, 1, 0.9, seconds=5.0)
+    assert algorithm.terms(1).unit_costs == {16: 5.0, 32: 5.0, 64: 5.0}
+
+
 def test_another_device_keeps_the_units_and_forgets_the_costs():
     algorithm = make(risk=1.0)
     old, new = {16: 1.0, 32: 1.0, 64: 1.0}, {16: 9.0, 32: 3.0, 64: 1.0}
     algorithm.keep([Phase(unit_costs=old, device="a"), Phase(1, unit_costs=new, device="b")])
     algorithm.begin(search(3))
     algorithm.ask()
-    assert step(algorithm, 0, 1, 0.9) == [("recurrence 1", 1, 64, 1)], "the default's units are known from before"
+    asked = step(algorithm, 0, 1, 0.9, seconds=1e6)
+    assert asked == [("recurrence 1", 1, 64, 1)], (
+        "the default's units are known from before, and no cost of then is lost"
+    )
     assert algorithm.terms(1).unit_costs == new
 
 

@@ -72,6 +72,15 @@ def test_where_nothing_is_sure_nothing_is_tried():
     assert 128 in {run.size for run in play(job, Staked(risk=0.05), 50)}
 
 
+def test_a_size_that_may_cost_more_than_the_default_is_drawn_only_where_that_can_be_lost():
+    terms = Terms((32, 64), 32, 100, 100, {32: 1.0, 64: 0.98}, 1.0)
+    past = Past(tuple(Run(Choice(size), i, 20, 20 * terms.unit_costs[size], True) for i, size in enumerate((32, 64))))
+    for seed in range(20):
+        assert Staked().choose(terms, past, (), np.random.default_rng(seed)) == Choice(32)
+    drawn = {Staked(risk=0.1).choose(terms, past, (), np.random.default_rng(seed)).size for seed in range(20)}
+    assert drawn == {32, 64}
+
+
 def test_a_stopped_run_is_repeated_with_the_best_and_then_with_the_default():
     past = Past(runs((32, 20), (64, 15), (64, 15)))
     stop = Run(Choice(128, 5.0), 3, 7, 4.9, False)

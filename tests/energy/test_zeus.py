@@ -15,37 +15,42 @@ from tests.energy.jobs import Job, jobs, play
 
 def oracle(sizes, default, beta, prior, window, decide):
     """Algorithm 3; ``decide(size, threshold)`` runs a size and gives (cost, converged, generator of the next draw)."""
-    costs, least = {size: np.array([]) for size in sizes}, np.inf
+    costs, seen = {size: np.array([]) for size in sizes}, []
     kept, first, generator = np.array(sorted(sizes)), default, None
+
+    def threshold():
+        late = [cost for cost, good in (seen if window is None else seen[-window:]) if good]
+        return beta * min(late, default=np.inf)
+
     for _ in range(2):
         converged = {}
         for direction in (kept[kept <= first][::-1], kept[kept > first]):
             for size in direction:
-                cost, good, generator = decide(int(size), beta * least)
+                cost, good, generator = decide(int(size), threshold())
                 costs[size] = np.append(costs[size], cost)
+                seen.append((cost, good))
                 if not good:
                     break
                 converged[int(size)] = cost
-                least = min(least, cost)
         if converged:
             alive, first = np.array(sorted(converged)), min(converged, key=converged.get)
         kept = alive
     while generator is not None:
         samples = []
         for size in kept:
-            seen = costs[size] if window is None else costs[size][-window:]
-            variance = np.var(seen)
+            late = costs[size] if window is None else costs[size][-window:]
+            variance = np.var(late)
             if variance == 0:
-                mean, spread = seen.mean(), 0.0
+                mean, spread = late.mean(), 0.0
             else:
                 mu, tau = (0.0, np.inf) if prior is None else prior
-                spread = (1 / tau + seen.size / variance) ** -1
-                mean = spread * (mu / tau + seen.sum() / variance)
+                spread = (1 / tau + late.size / variance) ** -1
+                mean = spread * (mu / tau + late.sum() / variance)
             samples.append(generator.normal(mean, np.sqrt(spread)))
         size = int(kept[np.argmin(samples)])
-        cost, good, generator = decide(size, beta * least)
+        cost, good, generator = decide(size, threshold())
         costs[size] = np.append(costs[size], cost)
-        least = min(least, cost) if good else least
+        seen.append((cost, good))
 
 
 @settings(max_examples=40, deadline=None)

@@ -214,7 +214,7 @@ class Recurrences(Granting):
                 seen.setdefault(run.size, []).append(run)
         means = {size: _each(runs, "cost") for size, runs in seen.items()}
         foretold = dict(phase.unit_costs or {})
-        if phase.dry and self.default in seen:
+        if phase.dry and self.default in seen and self.default in foretold:
             seconds = _each(seen[self.default], "seconds")
             rate = means[self.default] / seconds if seconds else 0.0
             # A unit's evaluation takes as long at every size, and dry steps do not have it.

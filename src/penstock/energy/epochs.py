@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
+from math import inf, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,12 +45,13 @@ class Belief:
 
     def mean(self, size: int) -> float:
         """The mean units of a size that has reached the target."""
-        return float(np.mean(self.reached[size]))
+        units = self.reached[size]
+        return sum(units) / len(units)
 
     def deviation(self, size: int) -> float:
         """The deviation of that mean."""
         mean, count = self.mean(size), len(self.reached[size])
-        return float(np.sqrt(((self.cv * mean) ** 2 + ROUNDING) / count))
+        return sqrt(((self.cv * mean) ** 2 + ROUNDING) / count)
 
     def draw(self, size: int, generator: np.random.Generator) -> float:
         """A mean of a size, drawn from the belief about it."""
@@ -102,59 +103,58 @@ def believe(default: int, runs: Sequence[Run]) -> Belief:
     Two surprises of a size in a row are a change, such as drift: all runs before the first of them are forgotten.
     """
     kept = list[Run]()
-    units: dict[int, list[int]] = {}
+    units = _Units()
     expected: dict[int, tuple[int, float, float]] = {}  # by size whose last run surprised: its place, and what does not
-    cv, freedom = CV, CV_WEIGHT
     for run in runs:
         if run.units == 0:
             continue
-        if run.size in expected or units.get(run.size):
-            seen = units.get(run.size, [0])[-WINDOW:]
-            mean = float(np.mean(seen))
+        if run.size in expected or run.size in units.mean:
+            mean, count = units.mean.get(run.size, 0.0), min(WINDOW, len(units.of.get(run.size, ())))
             # One unit more or less is no surprise: a target may be passed just before a unit's end, or just after.
-            off = SURPRISE * float(np.sqrt((cv * mean) ** 2 * (1 + 1 / len(seen)) + ROUNDING)) + 1
+            off = SURPRISE * sqrt((units.cv * mean) ** 2 * (1 + 1 / max(1, count)) + ROUNDING) + 1
             at, least, most = expected.get(run.size, (len(kept), mean - off, mean + off))
             above, below = run.units > most, run.reached and run.units < least
             if not (above or below):
                 expected.pop(run.size, None)
             elif run.size not in expected:
-                expected[run.size] = (
-                    at,
-                    least if below else -1.0,
-                    most if above else inf,
-                )  # a change has one direction
+                # A change has one direction.
+                expected[run.size] = (at, least if below else -1.0, most if above else inf)
             else:
                 kept, expected = kept[at:], {}
-                units = _by_size(kept)
+                units = _Units()
+                for one in kept:
+                    units.add(one)
         kept.append(run)
-        if run.reached:
-            units.setdefault(run.size, []).append(run.units)
-        cv, freedom = _variation(units)
-    reached = {size: tuple(some[-WINDOW:]) for size, some in units.items()}
+        units.add(run)
+    reached = {size: tuple(some[-WINDOW:]) for size, some in units.of.items()}
     stopped: dict[int, tuple[int, ...]] = {}
     for run in kept:
         if not run.reached and run.units:
             stopped[run.size] = (*stopped.get(run.size, ()), run.units)[-WINDOW:]
-    return Belief(default, reached, stopped, cv, freedom)
+    return Belief(default, reached, stopped, units.cv, units.freedom)
 
 
-def _by_size(runs: Sequence[Run]) -> dict[int, list[int]]:
-    units: dict[int, list[int]] = {}
-    for run in runs:
-        if run.reached:
-            units.setdefault(run.size, []).append(run.units)
-    return units
+class _Units:
+    """The units of runs that reached the target, by size, and the one coefficient of variation of all sizes."""
 
+    def __init__(self) -> None:
+        self.of: dict[int, list[int]] = {}
+        self.mean: dict[int, float] = {}
+        self._squares: dict[int, float] = {}
+        self._freedom: dict[int, int] = {}
+        self.cv, self.freedom = CV, CV_WEIGHT
 
-def _variation(units: Mapping[int, Sequence[int]]) -> tuple[float, int]:
-    """The one coefficient of variation of all sizes, and its degrees of freedom."""
-    squares, freedom = CV_WEIGHT * CV**2, CV_WEIGHT
-    for some in units.values():
-        last = some[-WINDOW:]
-        mean = sum(last) / len(last)
-        squares += sum((one / mean - 1) ** 2 for one in last)
-        freedom += len(last) - 1
-    return float(np.sqrt(squares / freedom)), freedom
+    def add(self, run: Run) -> None:
+        """Count one run more."""
+        if not run.reached:
+            return
+        self.of.setdefault(run.size, []).append(run.units)
+        last = self.of[run.size][-WINDOW:]
+        mean = self.mean[run.size] = sum(last) / len(last)
+        self._squares[run.size] = sum((one / mean - 1) ** 2 for one in last)
+        self._freedom[run.size] = len(last) - 1
+        self.freedom = CV_WEIGHT + sum(self._freedom.values())
+        self.cv = sqrt((CV_WEIGHT * CV**2 + sum(self._squares.values())) / self.freedom)
 
 
 @lru_cache(maxsize=256)

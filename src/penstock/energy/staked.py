@@ -85,7 +85,7 @@ def sure(terms: Terms, past: Past, belief: Belief, risk: float) -> float:
     """The cost that can be lost: saved so far, sure to be saved from now on, and risked; less all stakes under way."""
     default = belief.mean(terms.default)
     least = default - SURE * belief.deviation(terms.default)
-    saved = -past.spent
+    least, saved = max(0.0, least), -past.spent
     for run in past.runs:
         if run.elsewhere:
             continue

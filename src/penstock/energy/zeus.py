@@ -22,7 +22,7 @@ class Zeus:
 
     A run is stopped once it would cost more than ``beta`` times the least cost of any run so far. ``prior`` is the mean
     and the variance of the belief about every size's cost; a flat one with None. Of each size the last ``window`` costs
-    count, all of them with None.
+    count, and of the least cost the last ``window`` runs; all of them with None.
     """
 
     beta: float = 2.0
@@ -36,7 +36,8 @@ class Zeus:
     def choose(self, terms: Terms, past: Past, stopped: Sequence[Run], draw: Generator) -> Choice:
         """The next size that pruning tries, or Thompson sampling draws."""
         reached = [run for run in past.runs if run.reached]
-        stake = self.beta * min((run.cost for run in reached), default=inf)
+        late = [run.cost for run in past.runs[-(self.window or 0) :] if run.reached]  # old costs say little after drift
+        stake = self.beta * min(late, default=inf)
         pruned = prune(terms, past.runs)
         if isinstance(pruned, int):
             if any(one.pruning for one in past.running):  # overlapping runs take the best known size meanwhile (§4.4)
