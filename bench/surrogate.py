@@ -2,15 +2,24 @@
 
     python bench/surrogate.py [PART …] [--json]
 
-On a CPU, in minutes each:
-  rates     the best learning rate by width, in the standard parametrization and in this one: MLP, SGD and Adam
-  ranks     Spearman's correlation of 40 configs at S=8 with full width, beside that of another seed at full width
-  transfer  makespan of a study on 8 simulated devices: eager transfer, transfer at the end, and no surrogates
+On one core of a CPU, in minutes each; output, characters and wide take up to half an hour beside other work:
+  rates        the best learning rate by width, in the standard parametrization and in this one: MLP, SGD and Adam
+  wide         likewise for a target of 2,048 and a twin of 256, by Adam
+  output       the same with last layers by the table, natural, or of zeros; and slopes of the coordinate check
+  epsilon      the same with an epsilon of 0.01, with its factor and without
+  ranks        Spearman's correlation of configs at S=4 and 8 with full width, beside that of another seed: MLP
+  images       likewise for a CNN with BatchNorm, and its best learning rate by width
+  characters   likewise for a character transformer, with scores of attention as 1/d and as the user has them
+  cost         seconds of tracing and of the check, and their part of a study
+  transfer     makespan of a study on 8 simulated devices: eager transfer, transfer at the end, and no surrogates
+  shards       makespan on 8 simulated devices, of which a target takes all and a surrogate one
+  models       models of torchvision and of Hugging Face: their roles, and whether the coordinate check passes
 By hand, on a machine with a GPU:
-  figure1   rates again, for widths of 128 to 4,096
-  whole     100 trials from end to end: surrogates, fused at full width, and one by one
+  figure1      rates again, for widths of 128 to 4,096
+  whole        100 trials from end to end: surrogates, fused at full width, and one by one
 
-Needs ../shared/data/images/mnist.npz (or PENSTOCK_DATA).
+Needs ../shared/data (or PENSTOCK_DATA). The part models needs torchvision and transformers, as bench/coverage.py says.
+It is run where it is named.
 """
 
 from __future__ import annotations
@@ -20,8 +29,10 @@ import math
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,61 +40,26 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 import penstock as ps
-from bench.mnist import digits
+from bench.twins import Characters, Digits, Images
 from penstock.algorithms.spearman import spearman
+from penstock.errors import PenstockError
 from penstock.seeds import key
+from penstock.space import Space
+from penstock.surrogate import twin
+from penstock.surrogate.check import coordinates, scales
+from penstock.surrogate.parametrize import Part
 from penstock.surrogate.task import narrowed
 from penstock.training.data import DataCache
 from penstock.training.loop import Training
+from penstock.training.rates import Factor
 from penstock.trial import Config
 
-WIDTH = 512  # of the target, on a CPU
 STEPS = 150
-ROWS = 6000
 Row = dict[str, Any]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@cache
-def rows() -> tuple[torch.Tensor, torch.Tensor]:
-    """Some of MNIST's digits, as rows of numbers."""
-    (x, y), _ = digits()
-    return x[:ROWS].flatten(1), y[:ROWS]
-
-
-class Digits(ps.Task):
-    """Two hidden layers on MNIST's digits."""
-
-    batch_size = 64
-
-    def __init__(self, width: int = WIDTH) -> None:
-        self.width = width
-
-    def data(self, config: Config) -> Any:
-        x, y = rows()
-        return (x[: ROWS * 5 // 6], y[: ROWS * 5 // 6]), (x[ROWS * 5 // 6 :], y[ROWS * 5 // 6 :])
-
-    def model(self, config: Config) -> nn.Module:
-        width = self.width
-        return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
-
-    def optimizer(self, params: Any, config: Config) -> torch.optim.Optimizer:
-        if config["optimizer"] == "SGD":
-            return torch.optim.SGD(params, lr=config["lr"], momentum=config.get("momentum", 0.0))
-        return torch.optim.Adam(params, lr=config["lr"], betas=(config.get("momentum", 0.9), 0.999))
-
-    def loss(self, model: nn.Module, batch: Any, config: Config) -> torch.Tensor:
-        x, y = batch
-        return F.cross_entropy(model(x), y)
-
-
-def standard(width: int) -> ps.Task:
-    """The same network at another width, in the standard parametrization."""
-    return Digits(width)
+GRIDS = {"SGD": (-4.0, 0.0), "Adam": (-11.0, -6.5)}  # powers of 2 between which learning rates are tried
 
 
 def trained(task: ps.Task, config: Config, seed: int, cache: DataCache) -> float:
@@ -103,26 +79,117 @@ def trained(task: ps.Task, config: Config, seed: int, cache: DataCache) -> float
     return sum(losses[-STEPS // 5 :]) / (STEPS // 5)
 
 
-def rates(widths: Sequence[int] = (64, 512), seeds: int = 2) -> Iterator[Row]:
-    """The learning rate whose loss is least, by width, parametrization and optimizer; the widest is the target."""
-    grid = {"SGD": [2.0**n for n in range(-8, 3)], "Adam": [2.0**n for n in range(-15, -3)]}
+def best_rate(losses: Mapping[float, float]) -> float:
+    """The power of 2 whose loss is least, between the tried ones by a parabola through the least three."""
+    tried = sorted(losses)
+    at = min(range(len(tried)), key=lambda i: losses[tried[i]])
+    near = [math.log(losses[one]) if 0 < losses[one] < math.inf else math.nan for one in tried[max(0, at - 1) : at + 2]]
+    if len(near) < 3 or any(map(math.isnan, near)) or near[0] - 2 * near[1] + near[2] <= 0:
+        return tried[at]
+    return tried[at] + 0.5 * (near[0] - near[2]) / (near[0] - 2 * near[1] + near[2]) * (tried[1] - tried[0])
+
+
+def best_rates(task: ps.Task, optimizer: str, seeds: int, cache: DataCache, **more: float) -> tuple[float, list[float]]:
+    """The best learning rate of a task as a power of 2: by the mean of all seeds, and by each."""
+    low, high = GRIDS[optimizer]
+    tried = [low + 0.5 * i for i in range(int(2 * (high - low)) + 1)]
+    found = [
+        {one: trained(task, {"lr": 2.0**one, "optimizer": optimizer, **more}, seed, cache) for one in tried}
+        for seed in range(seeds)
+    ]
+    return best_rate({one: sum(by[one] for by in found) / seeds for one in tried}), [best_rate(one) for one in found]
+
+
+def moves(
+    make: Callable[[int], ps.Task], widths: Sequence[int], optimizer: str, what: str, seeds: int = 3, **more: float
+) -> Iterator[Row]:
+    """How far the best learning rate moves between the narrowest width and the widest, which is the target."""
     target = max(widths)
-    for optimizer, tried in grid.items():
-        for ours in (False, True):
-            best: dict[int, float] = {}
-            for width in widths:
-                task: ps.Task = Digits(target)
-                if width != target:
-                    task = narrowed(task, ps.Surrogate(scale=target // width)) if ours else standard(width)
-                data = DataCache(Digits(target), 0, DEVICE)
-                found = {
-                    lr: sum(trained(task, {"lr": lr, "optimizer": optimizer}, seed, data) for seed in range(seeds))
-                    for lr in tried
-                }
-                best[width] = min(found, key=lambda lr: found[lr])
-            move = max(best.values()) / min(best.values())
-            kind = "this one" if ours else "standard"
-            yield {"what": f"{optimizer}, {kind}: best rates {best}", "moves by": move}
+    cache = DataCache(make(target), 0, DEVICE)
+    for ours in (False, True):
+        best: dict[int, float] = {}
+        each: dict[int, list[float]] = {}
+        for width in widths:
+            task = make(width)
+            if ours and width != target:
+                task = narrowed(make(target), ps.Surrogate(scale=target // width))
+            best[width], each[width] = best_rates(task, optimizer, seeds, cache, **more)
+        told = " ".join(
+            f"{width}: {one:.2f} ({min(each[width]):.2f}…{max(each[width]):.2f})" for width, one in best.items()
+        )
+        kind = "this one" if ours else "standard"
+        yield {
+            "what": f"{what}, {optimizer}, {kind}: powers of 2 {told}",
+            "moves by": 2 ** abs(best[target] - best[min(widths)]),
+        }
+
+
+def rates(widths: Sequence[int] = (64, 128, 256, 512), seeds: int = 3) -> Iterator[Row]:
+    """The learning rate whose loss is least, by width, parametrization and optimizer; the widest is the target."""
+    for optimizer in ("SGD", "Adam"):
+        yield from moves(Digits, widths, optimizer, "MLP", seeds)
+
+
+def wide() -> Iterator[Row]:
+    """The same of a wider target, by Adam: what is left of a move at 64 units is of their fewness."""
+    yield from moves(Digits, (256, 2048), "Adam", "MLP")
+
+
+@contextmanager
+def last_layers(kind: str) -> Iterator[None]:
+    """Let last layers begin with zeros, by the table, or natural: as the standard parametrization has them."""
+    patched: Any = Part
+    found = patched.init
+    by = {"by the table": -1.0, "natural": -0.5}
+
+    def init(part: Part) -> float:
+        if kind in by and part.role == "output":
+            return float(part.summed ** by[kind])
+        return float(found.fget(part))
+
+    patched.init = property(init)
+    try:
+        yield
+    finally:
+        patched.init = found
+
+
+def output() -> Iterator[Row]:
+    """Last layers by the table, natural and of zeros: moves at S=8, orders of configs, slopes of the check."""
+    cache = DataCache(Digits(), 0, DEVICE)
+    for optimizer, lr in (("SGD", 0.1), ("Adam", 1e-3)):
+        target, _ = best_rates(Digits(), optimizer, 3, cache)
+        tried = configs(optimizer, 40)
+        full = [[trained(Digits(), one, seed, cache) for one in tried] for seed in range(3)]
+        for kind in ("zeros", "by the table", "natural"):
+            with last_layers(kind):
+                task = narrowed(Digits(), ps.Surrogate(scale=8))
+                best, _ = best_rates(task, optimizer, 3, cache)
+                found = [[trained(task, one, seed, cache) for one in tried] for seed in range(3)]
+                slopes = coordinates(Digits(), {"optimizer": optimizer, "lr": lr}, [1, 2, 4, 8], {})
+            yield {
+                "what": f"{optimizer}, last layer {kind}",
+                "moves by": 2 ** abs(best - target),
+                **agreement(full, found),
+                "steepest slope": max(abs(one.slope) for one in slopes),
+            }
+
+
+def epsilon() -> Iterator[Row]:
+    """The best learning rate with an epsilon of 0.01, with its factor and without."""
+    low, high = GRIDS["Adam"]
+    GRIDS["Adam"] = (low, high + 2)
+    patched: Any = Part
+    factor = Part.factor
+    try:
+        for kind in ("with its factor", "without"):
+            if kind == "without":
+                patched.factor = lambda part, family: Factor(factor(part, family).rate)
+            *_, ours = moves(Digits, (64, 512), "Adam", f"MLP, epsilon {kind}", eps=0.01)
+            yield ours
+    finally:
+        patched.factor = factor
+        GRIDS["Adam"] = (low, high)
 
 
 def configs(optimizer: str, count: int) -> list[Config]:
@@ -139,22 +206,94 @@ def configs(optimizer: str, count: int) -> list[Config]:
     ]
 
 
-def ranks(count: int = 40) -> Iterator[Row]:
-    """Spearman's correlation of configs' losses at S=8 with those at full width, beside that of another seed."""
-    data = DataCache(Digits(), 0, DEVICE)
+def agreement(full: Sequence[Sequence[float]], found: Sequence[Sequence[float]]) -> Row:
+    """Spearman's correlation of each order with that of the means at full width, and the regret of each best: means."""
+    means = np.mean(full, 0)
+    regrets = [float(means[int(np.argmin(one))] - means.min()) for one in found]
+    return {
+        "spearman": float(np.mean([spearman(means.tolist(), one) for one in found])),
+        "regret": float(np.mean(regrets)),
+    }
+
+
+def orders(
+    make: Callable[[int], ps.Task], width: int, optimizer: str, count: int, seeds: int, what: str
+) -> Iterator[Row]:
+    """How well the order of configs carries over from twins at S=4 and 8; regrets are in units of the loss."""
+    cache = DataCache(make(width), 0, DEVICE)
+    tried = configs(optimizer, count)
+    full = [[trained(make(width), one, seed, cache) for one in tried] for seed in range(seeds)]
+    pairs = [(i, j) for i in range(seeds) for j in range(seeds) if i != j]
+    known = [spearman(full[i], full[j]) for i, j in pairs]
+    regrets = [full[j][int(np.argmin(full[i]))] - min(full[j]) for i, j in pairs]
+    mean = {"spearman": float(np.mean(known)), "regret": float(np.mean(regrets))}
+    yield {"what": f"{what}, {optimizer}: seed against seed at full width", **mean}
+    for scale in (4, 8):
+        for name, task in {
+            "surrogates": narrowed(make(width), ps.Surrogate(scale=scale)),
+            "narrow, standard": make(width // scale),
+        }.items():
+            found = [[trained(task, one, seed, cache) for one in tried] for seed in range(seeds)]
+            yield {"what": f"{what}, {optimizer}: {name} at S={scale}", **agreement(full, found)}
+
+
+def ranks() -> Iterator[Row]:
+    """The order of 40 configs of the MLP."""
     for optimizer in ("SGD", "Adam"):
-        tried = configs(optimizer, count)
-        full = [trained(Digits(), one, 0, data) for one in tried]
-        again = [trained(Digits(), one, 1, data) for one in tried]
-        others = {
-            "surrogates": narrowed(Digits(), ps.Surrogate(scale=8)),
-            "narrow, standard": standard(WIDTH // 8),
+        yield from orders(Digits, 512, optimizer, 40, 3, "MLP")
+
+
+def images() -> Iterator[Row]:
+    """The order of 24 configs of the CNN, and its best learning rate."""
+    for optimizer in ("SGD", "Adam"):
+        yield from orders(Images, 32, optimizer, 24, 2, "CNN")
+    yield from moves(Images, (4, 8, 32), "Adam", "CNN", seeds=2)
+
+
+def characters() -> Iterator[Row]:
+    """The order of 24 configs of the transformer, also with scores as the user has them; and its best learning rate."""
+    yield from orders(Characters, 128, "Adam", 24, 2, "transformer")
+    with usual_attention():
+        for row in orders(Characters, 128, "Adam", 24, 2, "transformer, scores by the root of d"):
+            if "surrogates" in row["what"]:
+                yield row
+    yield from moves(Characters, (16, 32, 128), "Adam", "transformer", seeds=2)
+
+
+@contextmanager
+def usual_attention() -> Iterator[None]:
+    """Let scores of attention be as the user has them."""
+    patched: Any = twin
+    found = patched.flowed
+    patched.flowed = lambda *about: replace(found(*about), attention={})
+    try:
+        yield
+    finally:
+        patched.flowed = found
+
+
+def cost() -> Iterator[Row]:
+    """Seconds of tracing and of the check, and their part of a study of 100 trials of ten minutes' worth of steps."""
+    for task, lr in ((Digits(), 1e-3), (Images(), 1e-3), (Characters(), 1e-3)):
+        config = {"optimizer": "Adam", "lr": lr}
+        began = time.perf_counter()
+        narrow = narrowed(task, ps.Surrogate(scale=8 if task.width >= 128 else 4))
+        narrow.model(config)
+        traced = time.perf_counter() - began
+        coordinates(task, config, scales(narrow.surrogate.scale), narrow._traced)
+        checked = time.perf_counter() - began - traced
+        cache = DataCache(task, 0, DEVICE)
+        began = time.perf_counter()
+        trained(narrow, config, 0, cache)
+        step = (time.perf_counter() - began) / STEPS
+        study = 100 * 3000 * step
+        yield {
+            "what": f"{type(task).__name__}: of 100 surrogates of 3,000 steps, one after another",
+            "tracing s": traced,
+            "check s": checked,
+            "study s": study,
+            "part": (traced + checked) / study,
         }
-        yield {"what": f"{optimizer}: seed against seed at full width", "spearman": spearman(full, again)}
-        for name, task in others.items():
-            losses = [trained(task, one, 0, data) for one in tried]
-            regret = full[int(np.argmin(losses))] - min(full)
-            yield {"what": f"{optimizer}: {name} at S=8", "spearman": spearman(full, losses), "regret": regret}
 
 
 def transfer() -> Iterator[Row]:
@@ -187,6 +326,73 @@ def transfer() -> Iterator[Row]:
                 dir=scratch,
             ).run(on=ps.Simulated(devices=8, unit_seconds=units, kept=False), sharing="solo", progress=False)
             yield {"what": name, "seconds": result.seconds, "best loss": result.best.metrics["loss"]}
+
+
+class Sharded(Digits):
+    """A target that eight devices hold together."""
+
+    shards = 8
+    unit_steps = 4  # the simulated clock does not count them
+
+
+def shards() -> Iterator[Row]:
+    """What surrogates save where a target takes all of 8 devices: table 2 of Hydro has 78.5 times for GPT-3 XL at S=16.
+
+    A unit takes a target 40 s on its 8 devices. It takes a surrogate alone 5 s on one device, and 16 that are fused
+    12.5 s. That is 64 times fewer device seconds, and matrices have 256 times fewer numbers: they do not fill a device.
+    """
+    curve = ps.Curve(sharing=tuple(1 + 0.1 * n for n in range(16)))
+    target = Sharded(512)
+    twin = _signature(narrowed(target, ps.Surrogate(scale=16)))
+    units = {"": 40.0, twin: 5.0}  # trials in shares are not described, so they have no signature
+    spent: dict[str, float] = {}
+    for name, surrogate in {
+        "every trial in shares": None,
+        "surrogates on one device each, solo": ps.Surrogate(scale=16, best=4),
+        "surrogates on one device each, fused": ps.Surrogate(scale=16, best=4),
+    }.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            result = ps.Study(
+                target,
+                {"lr": ps.loguniform(1e-3, 1), "optimizer": "SGD"},
+                metric="loss",
+                mode="min",
+                algorithm=ps.Random(budget=9),
+                trials=100,
+                surrogate=surrogate,
+                dir=scratch,
+            ).run(
+                on=ps.Simulated(devices=8, unit_seconds=units, curve=curve, kept=False),
+                sharing="auto" if surrogate is None else name.rpartition(" ")[2],
+                progress=False,
+            )
+        spent[name] = result.seconds
+        yield {"what": name, "seconds": result.seconds, "times as fast": next(iter(spent.values())) / result.seconds}
+
+
+def models() -> Iterator[Row]:
+    """What becomes of models that users have at S=4, or at S=2 where that makes a layer too narrow."""
+    from bench.zoo.model import Zoo
+    from bench.zoo.wide import models as wide
+    from penstock.surrogate.examine import examine
+
+    for model in wide():
+        space = Space.of({"lr": ps.loguniform(model.lr / 4, model.lr * 4), "decay": 0.0})
+        for scale in (4, 2):
+            began = time.perf_counter()
+            try:
+                found = examine(Zoo(model, dtype=torch.float32), space, ps.Surrogate(scale=scale))
+                roles = Counter(part.role for part in found.parts.values())
+                steepest = max(found.slopes, key=lambda one: abs(one.slope))
+                said = f"{'failed' if found.wrong else 'passed'} at S={scale}, steepest {steepest.layer}"
+                numbers: Row = {"slope": steepest.slope, **dict(roles.items())}
+            except PenstockError as error:
+                said, numbers = f"refused at S={scale}: {error}", {}
+                if scale == 4 and "narrower than" in said:
+                    continue
+            took = time.perf_counter() - began
+            yield {"what": f"{model.family} {model.name}: {said}", "seconds": took, **numbers}
+            break
 
 
 def _signature(task: ps.Task) -> str:
@@ -230,16 +436,24 @@ def whole() -> Iterator[Row]:
 
 PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "rates": rates,
+    "wide": wide,
+    "output": output,
+    "epsilon": epsilon,
     "ranks": ranks,
+    "images": images,
+    "characters": characters,
+    "cost": cost,
     "transfer": transfer,
+    "shards": shards,
+    "models": models,
     "figure1": figure1,
     "whole": whole,
 }
-ON_A_CPU = ("rates", "ranks", "transfer")
+BY_HAND = ("models", "figure1", "whole")
 
 
 def main(arguments: list[str]) -> None:
-    wanted = [one for one in arguments if not one.startswith("--")] or list(ON_A_CPU)
+    wanted = [one for one in arguments if not one.startswith("--")] or [one for one in PARTS if one not in BY_HAND]
     if unknown := [one for one in wanted if one not in PARTS]:
         raise SystemExit(f"The parts are {', '.join(PARTS)}, got {', '.join(unknown)}.")
     for part in wanted:

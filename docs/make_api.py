@@ -27,14 +27,29 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Studies": ("Study", "tune", "load"),
     "Tasks": ("Task", "FunctionTrial", "Paused"),
     "Surrogates": ("Surrogate",),
+    "Recurring jobs": ("Recurring", "Recurrence"),
     "Results": ("Result", "Trial"),
     "Simulated clusters": ("Simulated", "Curve", "TabulatedTask", "Tabulated"),
     "Spaces": ("uniform", "loguniform", "quniform", "qloguniform", "randint", "choice", "grid"),
     "Algorithms": ("Grid", "Random", "SuccessiveHalving", "Hyperband", "ASHA", "BOHB", "SyncBOHB", "PBT"),
     "Errors": ("PenstockError", "SpaceError", "StudyError", "TaskError", "LogError", "SoloWarning"),
 }
-WITH_METHODS = {"Study", "Task", "FunctionTrial", "Result", "Trial"}  # of an algorithm only the engine calls them
-GIVEN = {"Task", "FunctionTrial", "Result", "Trial"}  # no arguments to show: subclassed, or made by Penstock
+WITH_METHODS = {
+    "Study",
+    "Task",
+    "FunctionTrial",
+    "Recurring",
+    "Recurrence",
+    "Result",
+    "Trial",
+}  # of an algorithm only the engine calls them
+GIVEN = {
+    "Task",
+    "FunctionTrial",
+    "Recurrence",
+    "Result",
+    "Trial",
+}  # no arguments to show: subclassed, or made by Penstock
 WIDTH = 100
 
 

@@ -199,6 +199,8 @@ def test_9_trials_are_a_total_over_any_number_of_resumes():
 
 LEVELS = [
     ["cli"],
+    ["recurring"],
+    ["dry_steps"],
     [
         "study",
         "running",

@@ -64,7 +64,7 @@ class Model:
 
 
 class Zoo(ps.Task):
-    """The task of a model, in float64.
+    """The task of a model, in float64 unless another ``dtype`` is given.
 
     ``change`` is applied to each batch, or to each validation batch where ``nudge`` changes initial weights instead.
     """
@@ -72,18 +72,28 @@ class Zoo(ps.Task):
     batch_size = BATCH
     eval_batch_size = BATCH
 
-    def __init__(self, model: Model, change: Callable[[Any], Any] | None = None, *, nudge: bool = False) -> None:
-        self.of, self.change, self.nudge = model, change, nudge
+    def __init__(
+        self,
+        model: Model,
+        change: Callable[[Any], Any] | None = None,
+        *,
+        nudge: bool = False,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.of, self.change, self.nudge, self.dtype = model, change, nudge, dtype
 
     def data(self, config: Config) -> tuple[Any, Any]:
         torch.manual_seed(0)
         made = self.of.data()
         if isinstance(made, Mapping):
-            return {k: _wide(v) for k, v in made.items()}, {k: _wide(v[:BATCH]) for k, v in made.items()}
-        return tuple(map(_wide, made)), tuple(_wide(v[:BATCH]) for v in made)
+            return {k: self._wide(v) for k, v in made.items()}, {k: self._wide(v[:BATCH]) for k, v in made.items()}
+        return tuple(map(self._wide, made)), tuple(self._wide(v[:BATCH]) for v in made)
+
+    def _wide(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.dtype) if x.is_floating_point() else x
 
     def model(self, config: Config) -> nn.Module:
-        made = self.of.make(config).double()
+        made = self.of.make(config).to(self.dtype)
         if self.nudge:
             with torch.no_grad():
                 for p in filter(lambda p: not is_lazy(p), made.parameters()):
@@ -100,10 +110,6 @@ class Zoo(ps.Task):
         if self.change is not None and not (self.nudge and model.training):
             batch = self.change(batch)
         return self.of.loss(model, batch, config)
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.double() if x.is_floating_point() else x
 
 
 # Data

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from penstock.errors import TaskError as TaskError
     from penstock.executors.simulated.settings import Simulated as Simulated
     from penstock.reading import load as load
+    from penstock.recurring import Recurrence as Recurrence
+    from penstock.recurring import Recurring as Recurring
     from penstock.result import Result as Result
     from penstock.result import Trial as Trial
     from penstock.speed.curve import Curve as Curve
@@ -57,6 +59,7 @@ _HOMES = {
     "penstock.errors": "LogError Paused PenstockError SoloWarning SpaceError StudyError TaskError",
     "penstock.executors.simulated.settings": "Simulated",
     "penstock.reading": "load",
+    "penstock.recurring": "Recurrence Recurring",
     "penstock.result": "Result Trial",
     "penstock.study": "Study tune",
     "penstock.surrogate.settings": "Surrogate",

@@ -10,7 +10,7 @@ from penstock.log.events import Limited as Limited
 from penstock.log.events import Measured as Measured
 from penstock.log.events import Metered as Metered
 from penstock.log.states import States
-from penstock.task import AnyTask, Task
+from penstock.task import AnyTask, Task, shards
 from penstock.trial import Config, Leg, Mode, Report, StateRef, Usage
 
 BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
@@ -153,6 +153,10 @@ class Job:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "states", States.of(self.states))
+
+    def shards(self, variant: str) -> int:
+        """How many devices hold one trial of a variant together."""
+        return shards(self.variants.get(variant, self.task))
 
 
 @dataclass(frozen=True)

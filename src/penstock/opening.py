@@ -49,6 +49,8 @@ def settings_of(study: Study, name: str, past: Sequence[Event]) -> dict[str, Any
         "eta": study.eta,
         "max_energy": study.max_energy,
     }
+    if more := study.algorithm.kept():
+        settings["kept"] = more
     kept: dict[str, Any] = plain(settings)
     return kept
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, StateError, StudyError, told
 from penstock.log.history import History, TrialRecord
-from penstock.log.ranking import leading, no_best, ranked, ranks
+from penstock.log.ranking import leading, no_best, ranks
 from penstock.log.reader import read
 from penstock.log.states import States
 from penstock.log.timeline import Row, timeline
 from penstock.report.energy import front
 from penstock.report.ranks import said_fallback, said_rank
 from penstock.surrogate.settings import Surrogate
-from penstock.surrogate.task import narrowed
+from penstock.surrogate.task import task_of
 from penstock.task import AnyTask, Kind, Task, kind_of
 from penstock.trial import Config, Metrics, Status
 
@@ -187,10 +187,15 @@ class Surrogates:
 
     @property
     def best(self) -> Trial:
-        """The one with the best report."""
-        for record in ranked(self._history.surrogates):
+        """The one with the best report; its ``model()`` is the trained narrow twin."""
+        for record in self._history.kept_surrogates:
             return self._trial(record)
         raise StudyError("No surrogate has reported a finite metric, so none is best.")
+
+    @property
+    def kept(self) -> list[Trial]:
+        """The best ones, in order from the best, as many as ``Study(keep=...)`` keeps the best states of."""
+        return [self._trial(record) for record in self._history.kept_surrogates]
 
     @property
     def rank(self) -> str:
@@ -205,7 +210,7 @@ class Surrogates:
     def _trial(self, record: TrialRecord) -> Trial:
         task = self._task
         if isinstance(task, Task):
-            task = narrowed(task, Surrogate(scale=record.scale))
+            task = task_of(task, Surrogate.of(self._settings), record.variant)
         return Trial(record, task, "task", self._states)
 
     def __repr__(self) -> str:

@@ -34,7 +34,7 @@ from penstock.saying import say
 from penstock.scheduling.base import Scheduler
 from penstock.scheduling.leftover import leftover
 from penstock.scheduling.planned import planned
-from penstock.scheduling.sharded import sharded
+from penstock.scheduling.sharded import beside, sharded
 from penstock.settings import RunSettings
 from penstock.speed.model import Sharing, SpeedModel
 from penstock.speed.profiles import Profiles
@@ -67,14 +67,14 @@ def run_study(study: Study, how: RunSettings, allow_changes: bool, progress: boo
         states = _states_of(study, log, history, allow_changes, settings["home"])
         placed = sum(record.attempt for record in history.trials)
         following = followed(study, plan, history, how)
-        scheduler = _scheduler(study, how, following)
+        scheduler = _scheduler(study, how, following, narrow=bool(made.variants))
         executor = executor_of(study, how, states, log.dir.name, following, made.variants)
         try:
             following = able(following, plan, executor, how)
             _check_meters(study, executor)
             settings["log"] = VERSION if executor.metered else settings["log"]
             settings["unmetered"] = dict(executor.unmetered) or None
-            pace = _pace(study, executor, how, log.dir)
+            pace = _pace(study, executor, how, log.dir, narrow=bool(made.variants))
             engine = Engine(
                 log,
                 history,
@@ -162,10 +162,13 @@ def _check_meters(study: Study, executor: Executor) -> None:
         raise StudyError(f"max_energy= needs a device whose joules are metered, and {why}: leave it out.")
 
 
-def _scheduler(study: Study, how: RunSettings, following: Following | None) -> Scheduler:
+def _scheduler(study: Study, how: RunSettings, following: Following | None, *, narrow: bool) -> Scheduler:
+    """The scheduler of a run; ``narrow`` says that there are surrogates, which train on one device each."""
     if following is not None:
         return planned(following.berth)
-    return sharded if shards(study.task) > 1 else how.schedule
+    if shards(study.task) == 1:
+        return how.schedule
+    return beside(how.schedule) if narrow else sharded
 
 
 def executor_of(
@@ -212,11 +215,12 @@ def executor_of(
     return ProcessExecutor(job, how.workers)
 
 
-def _pace(study: Study, executor: Executor, how: RunSettings, dir: Path) -> Pace:
+def _pace(study: Study, executor: Executor, how: RunSettings, dir: Path, *, narrow: bool) -> Pace:
     """The speed model of this run, with the profiles of earlier ones; it says whether trials may share devices."""
     together: Sharing = "forced" if how.sharing == "fused" else "fixed" if how.deterministic else "measured"
     alone = how.sharing in ("solo", "processes", "distributed") or how.scheduler == "fifo"
-    if alone or isinstance(study.task, FunctionTask) or shards(study.task) > 1 or "fused" not in executor.modes:
+    whole = shards(study.task) > 1 and not narrow  # no trial is on one device
+    if alone or isinstance(study.task, FunctionTask) or whole or "fused" not in executor.modes:
         together = "never"
     model = SpeedModel(together, spreads=_spreads(study, executor, how))
     if how.deterministic or how.sharing == "processes":  # a unit beside other processes says nothing of one alone

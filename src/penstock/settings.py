@@ -245,8 +245,11 @@ class TuneOptions(TypedDict, total=False):
     progress: bool | None
 
 
-def check_task(settings: RunSettings, task: AnyTask, states: str | None) -> None:
-    """Refuse settings that do not go with a study's task, or with the place of its states."""
+def check_task(settings: RunSettings, task: AnyTask, states: str | None, *, narrow: bool = False) -> None:
+    """Refuse settings that do not go with a study's task, or with the place of its states.
+
+    ``narrow`` says that the study has surrogates, which train on one device each and may share it.
+    """
     simulated = isinstance(settings.on, Simulated)
     if isinstance(task, TabulatedTask) and not simulated:
         raise StudyError(
@@ -266,7 +269,7 @@ def check_task(settings: RunSettings, task: AnyTask, states: str | None) -> None
     if count == 1:
         return
     what = f"{task_name(task)} has shards = {count}, so that each trial trains on {count} devices"
-    if settings.sharing in ("solo", "fused", "packed", "processes"):
+    if settings.sharing == "processes" or (settings.sharing in ("solo", "fused", "packed") and not narrow):
         raise StudyError(f"{what}, got sharing={settings.sharing!r}: leave it out.")
     if settings.workers is None and not settings.ray and not simulated:
         raise StudyError(f"{what}, and without workers= there is one: use workers={count} or more.")

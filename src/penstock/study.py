@@ -240,7 +240,7 @@ class Study:
             raise StudyError("A plan says nothing of surrogates: leave plan= or surrogate= out.")
         followed_plan = None if plan is None else as_plan(plan)
         self.task = as_task(self.task)  # its settings may have changed since the study was made
-        check_task(how, self.task, self.states)
+        check_task(how, self.task, self.states, narrow=self.surrogate is not None)
         from penstock.report.console import warnings_shown
 
         with warnings_shown():

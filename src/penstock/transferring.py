@@ -12,7 +12,7 @@ from penstock.algorithms.transfer import CHECKED, Transfer
 from penstock.errors import StudyError
 from penstock.log.events import Event, Opened
 from penstock.surrogate.settings import Surrogate
-from penstock.surrogate.task import narrowed
+from penstock.surrogate.task import task_of
 from penstock.task import Task
 from penstock.trial import variant_of
 
@@ -47,11 +47,18 @@ def transferring(study: Study, past: Sequence[Event]) -> Transferring:
         before = _new(study, study.surrogate, traced)
     if "without" in before:
         return Transferring(study.algorithm, settings=before)
-    scales = [one for n in range(8) if (one := study.surrogate.scale // 2**n) > 1]
-    variants = {variant_of(scale): narrowed(study.task, Surrogate(scale=scale), traced) for scale in scales}
+    names = [variant_of(one) for n in range(8) if (one := study.surrogate.scale // 2**n) > 1]
+    if reduced := before.get("admissible", False):
+        names.append(variant_of(study.surrogate.scale, reduced=True))
     algorithm = Transfer(
-        study.algorithm, before["scale"], best=before["best"], eager=before["eager"], pairs=before["pairs"]
+        study.algorithm,
+        before["scale"],
+        best=before["best"],
+        eager=before["eager"],
+        pairs=before["pairs"],
+        reduced=reduced,
     )
+    variants = {name: task_of(study.task, study.surrogate, name, traced) for name in names}
     return Transferring(algorithm, variants, before)
 
 
@@ -81,12 +88,19 @@ def _new(study: Study, surrogate: Surrogate, traced: dict[str, Any]) -> dict[str
         return {**settings, "pairs": 0, "without": str(error)}
     refuse_wrong(found)
     traced.update(found.task._traced)
-    return {**settings, "pairs": pairs(found, study.trials or 0)}
+    checked = pairs(found, study.trials or 0)
+    if surrogate.reduced and not checked:
+        warnings.warn(
+            f"Only a rank check can admit the fewer {surrogate.fewer} of {surrogate!r}, and none is cheap enough for "
+            f"{study.trials} trials: surrogates are narrower alone.",
+            stacklevel=2,
+        )
+    return {**settings, "pairs": checked, "admissible": surrogate.reduced and checked > 0}
 
 
 def pairs(found: Examined, trials: int) -> int:
     """How many configs the rank check trains at twice the width: as many as are cheap, or none if these are too few."""
     if found.scale < CHECKED:
         return 0
-    cheap = int(PART * trials / found.cost(found.scale // 2))
+    cheap = min(trials, int(PART * trials / found.cost(found.scale // 2)))
     return min(cheap, MOST) if cheap >= FEWEST else 0

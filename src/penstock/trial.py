@@ -146,13 +146,27 @@ class Stage(NamedTuple):
     bracket: int = 0
 
 
-def variant_of(scale: int) -> str:
+REDUCED = "reduced "
+
+
+def variant_of(scale: int, *, reduced: bool = False) -> str:
     """The name of a study's task at a scale; the target is the study's own task.
 
-    >>> variant_of(8), variant_of(1)
-    ('surrogate 8', '')
+    A ``reduced`` surrogate has fewer blocks, rows or pixels too.
+
+    >>> variant_of(8), variant_of(8, reduced=True), variant_of(1)
+    ('surrogate 8', 'reduced surrogate 8', '')
     """
-    return f"surrogate {scale}" if scale > 1 else ""
+    return f"{REDUCED if reduced else ''}surrogate {scale}" if scale > 1 else ""
+
+
+def is_reduced(variant: str) -> bool:
+    """Whether a variant has fewer blocks, rows or pixels beside its narrower width.
+
+    >>> is_reduced("reduced surrogate 8"), is_reduced("surrogate 8")
+    (True, False)
+    """
+    return variant.startswith(REDUCED)
 
 
 def scale_of(variant: str) -> int:

@@ -64,6 +64,8 @@ def test_any_order_of_results_keeps_the_contract_ends_and_is_replayed(name, rand
     first = {member.trial: (group, scale_of(member.variant)) for group, member in reversed(game.asked)}
     own = [scale for group, scale in first.values() if group != CHECK and not group.startswith("targets")]
     assert own.count(game.algorithm.scale) == 12
+    ranked = game.algorithm._best(game.algorithm._configs)
+    assert [number for _, number in game.algorithm._order] == ranked, "the order is kept up as scores change"
     assert replay(made(), FakeSearch(12, learns=learns), game.reports) == game.log
 
 
@@ -142,6 +144,16 @@ def test_a_rank_check_trains_some_configs_at_twice_the_width_and_says_how_many_r
     known, (low, _) = noisy.algorithm.correlation()
     assert 0.5 < known < 0.95
     assert noisy.algorithm.racing == needed(round(low, 2), 100) > game.algorithm.racing
+
+
+@pytest.mark.parametrize("inner", [ps.Random(budget=9), ps.Hyperband(max_budget=9)])
+def test_a_rank_check_of_fewer_pairs_than_were_planned_holds_up_no_race(inner):
+    """A study may have fewer trials than that, and brackets have budgets of their own."""
+    game = play(inner, trials=10 if isinstance(inner, ps.Random) else None, pairs=16, best=2).run(by_x)
+    assert 5 <= sum(name == CHECK for name, _ in game.asked) <= 10
+    assert game.algorithm.correlation()[0] == 1.0
+    targets = [member.trial for _, member in game.asked if member.variant == ""]
+    assert max(game.reached[number] for number in targets) == 9
 
 
 def searched(game):

@@ -32,10 +32,19 @@ def test_each_layers_role_and_factors_and_the_check_are_shown():
     assert facts["bytes"]["surrogate"] < facts["bytes"]["target"] / 5
     assert facts["speedup"] > 0
     page = Path("page.html").read_text()
-    assert "<svg" in page
+    assert "Narrow twins of Narrowable" in page
+    assert all(f">{one} width</text>" in page for one in ("1/4", "1/2", "full"))
     assert "2.weight" in page
-    table = run("penstock surrogate tune.py --scale 4").stdout
-    for word in ("2.weight", "hidden", "slope", "check is passed", "times as fast", "Weight decay and dropout"):
+    table = run("penstock surrogate tune.py --scale 4 --data 0.5").stdout
+    for word in (
+        "48 of 96 rows",
+        "2.weight",
+        "hidden",
+        "slope",
+        "check is passed",
+        "times as fast",
+        "Weight decay and dropout",
+    ):
         assert word in table
     assert not Path(".penstock").exists(), "nothing is spent"
     refused = run("penstock surrogate tune.py --scale 64", code=1).stderr

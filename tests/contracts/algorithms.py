@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from penstock.algorithms.base import Algorithm
 from penstock.algorithms.sampling import Search
 from penstock.domains import choice, loguniform
-from penstock.log.events import Asked, Event, Failed, Reported
+from penstock.log.events import Asked, Event, Failed, Reported, Wrote
 from penstock.seeds import key
 from penstock.space import Space
 from penstock.trial import Config, Member, Metrics, Mode, Report, TrialGroup, Usage
@@ -60,6 +60,9 @@ class FakeSearch:
 
     def apply(self, event: Event) -> None:
         """There is no sampler that could learn from it."""
+
+    def write(self, event: Wrote) -> None:
+        """There is no log that could keep it."""
 
     def restart(self, numbers: object) -> None:
         """Forget what was drawn."""

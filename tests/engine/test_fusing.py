@@ -444,6 +444,12 @@ def test_few_odd_ones_among_many_are_told_at_the_end():
     assert one.news(last=True) == ""
 
 
+def test_a_surrogate_and_a_target_are_not_told_to_be_unlike():
+    descriptions, _ = described(a=Description(signature="a"), b=Description(signature="b"))
+    descriptions.learn([replace(record(0, "a"), variant="surrogate 8"), record(1, "b")])
+    assert descriptions.news(last=True) == ""
+
+
 def test_a_study_that_does_not_share_says_nothing():
     silent = Descriptions(lambda configs, trials: [Description(reason="it is odd") for _ in configs], warns=False)
     assert told(silent, "aa") == []

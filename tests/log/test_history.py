@@ -42,7 +42,9 @@ def test_a_surrogate_is_never_the_best():
     twin = replace(asked(1), variant="surrogate 8")
     found = history(asked(0), twin, reported(0, 1, 3.0), reported(1, 1, 2.0), Dropped((1,)))
     assert found.best.number == 0
-    assert [record.number for record in found.kept_or_next] == [0]
+    assert [record.number for record in found.kept] == [0]
+    assert [record.number for record in found.kept_surrogates] == [1]
+    assert {record.number for record in found.kept_or_next} == {0, 1}, "each kind keeps the states of its best"
     assert ([one.number for one in found.targets], [one.number for one in found.surrogates]) == ([0], [1])
     assert [one.number for one in leading(found)] == [0, 1]
     assert found.surrogates[0].row()["scale"] == 8
@@ -148,6 +150,19 @@ def test_without_a_best_trial_the_reason_is_known(events, ended, said):
     assert found.best is None
     assert no_best(found).startswith(said)
     assert no_best(found).endswith("The error of trial 0: ValueError: no luck") == (BROKE in events)
+
+
+def test_without_a_target_the_reason_is_not_that_its_surrogates_diverged():
+    narrow = [replace(one, variant="surrogate 8") for one in BOTH]
+    found = history(*narrow, reported(0, 1, 1.0), Ended("deadline", 5.0))
+    assert no_best(found) == (
+        "No model of full width was trained, so none is best: the study ended at its deadline while its 2 surrogates "
+        "were. Go on with it, with a later deadline."
+    )
+    found = history(*narrow, BROKE, reported(1, 1, 1.0), Ended("failed", 5.0))
+    assert "of 2 trials 1 failed, 1 had not reported at full width, and the study ended" in no_best(found)
+    found = history(*narrow, reported(0, 1, NAN), reported(1, 1, NAN), Ended("done", 5.0))
+    assert "all 2 trials diverged" in no_best(found)
 
 
 def test_a_study_that_has_not_ended_may_have_a_best_trial_later():

@@ -131,3 +131,28 @@ class Doubles(Narrowable):
 
     def model(self, config):
         return super().model(config).double()
+
+
+class Biased(nn.Module):
+    """Attention whose forward reads a head size, with a table of a bias for each head; it gives its hidden states too.
+
+    So do T5 and Swin of Hugging Face, and their decoders.
+    """
+
+    def __init__(self, width=64, heads=4):
+        super().__init__()
+        self.window, self.head_size = 4, width // heads
+        self.table = nn.Embedding(33, width)
+        self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.bias = nn.Embedding(2 * self.window, heads)
+        self.out, self.head = nn.Linear(width, width), nn.Linear(width, 33)
+
+    def forward(self, i):
+        x = self.table(i)
+        q, k, v = (layer(x).view(*i.shape, -1, self.head_size).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        places = torch.arange(i.shape[1])
+        far = (places[:, None] - places).clamp(-self.window, self.window - 1) + self.window
+        scores = torch.matmul(q, k.transpose(2, 3)) + self.bias(far).permute(2, 0, 1)
+        y = torch.matmul(scores.softmax(-1), v).transpose(1, 2).reshape(*i.shape, -1)
+        hidden = x + self.out(y)
+        return {"logits": self.head(hidden).flatten(0, 1), "hidden": hidden}

@@ -53,6 +53,27 @@ class Lazy(Narrowable):
         return nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.Linear(64, 10))
 
 
+class Failing(Narrowable):
+    """Fails at learning rates above ``most``."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def loss(self, model, batch, config):
+        if config["lr"] > self.most:
+            raise RuntimeError("too fast")
+        return super().loss(model, batch, config)
+
+
+def test_a_config_that_fails_says_nothing_of_the_others():
+    low = min(SPACE.draw(0, number)["lr"] for number in range(3))
+    found = look(Failing(low))
+    assert found.config == {"lr": low}
+    with pytest.raises(ps.TaskError, match=r"failed in a dry batch of each of 4 configs.*\n(.*\n)*.*too fast"):
+        look(Failing(0.0))
+
+
 class Other(Narrowable):
     def optimizer(self, params, config):
         return torch.optim.Adadelta(params, lr=config["lr"])
@@ -81,7 +102,6 @@ class Hidden(nn.Module):
         (Sized(), r"width of the space decides the size of 0.weight, \(\d+, 32\) or"),
         (Lazy(), "lazy modules"),
         (Other(), "got Adadelta"),
-        (Sharded(), "has shards = 2, got surrogate="),
         (Narrowable(Branching), r"cannot be analysed \(.*test_trace.py:\d+\)"),
         (Narrowable(Written), r"No dimension of the model of Narrowable can shrink: .*test_trace.py:\d+"),
         (Narrowable(lambda: perceptron(16)), "makes 0.weight 4 units wide, .*: the largest scale that works is 2"),

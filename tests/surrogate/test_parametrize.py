@@ -20,6 +20,8 @@ def test_the_factors_are_those_of_tensor_programs_v(m):
     assert [one.rate("Adam") for one in (input, hidden, output)] == pytest.approx([1, 1 / m, 1 / m])
     tied, fixed = Part("tied", m, 1), Part("fixed", 1, 1)
     assert (tied.init, tied.rate("SGD"), tied.rate("Adam"), tied.multiplier) == (1, m, 1, 1 / m)  # as an input's
+    assert [one.factor("Adam").eps for one in (input, hidden, output)] == pytest.approx([1 / m, 1 / m, 1])
+    assert {one.factor("SGD").eps for one in (input, hidden, output)} == {1}
     assert (fixed.init, fixed.rate("SGD"), fixed.rate("Adam"), fixed.multiplier) == (1, 1, 1, 1)
 
 
@@ -39,7 +41,7 @@ def test_initial_values_are_the_users_own_rescaled():
     target = task.model({})
     torch.manual_seed(3)
     narrow = narrowed(task, Surrogate(scale=4)).model({})
-    for layer, factor in ((0, 1.0), (2, 2.0), (4, 4.0)):
+    for layer, factor in ((0, 1.0), (2, 2.0), (4, 0.0)):  # the last layer begins with zeros
         of_target = target[layer].weight[slice(None, None, 4 if layer < 4 else None), :: 4 if layer else None]
         assert torch.equal(narrow[layer].weight, factor * of_target)
         assert torch.equal(narrow[layer].bias, target[layer].bias[:: 4 if layer < 4 else 1])

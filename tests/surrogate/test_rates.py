@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from penstock.surrogate import twin
+from penstock.surrogate.flow import Flowed
 from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.task import narrowed
 from penstock.training.check import describe
 from penstock.training.fused.ways import Native
-from penstock.training.rates import at_rates
+from penstock.training.rates import PLAIN, Factor, at_rates
 from tests.surrogate.models import KINDS, Doubles, perceptron
 from tests.training.together import Alone, Together, Trials
 
@@ -42,10 +44,11 @@ def test_a_step_is_that_of_groups_with_the_factors_written_into_them(kind):
     training = twins(Doubles).make(0, {"optimizer": kind, "lr": 0.01, "decay": 0.1})
     named = dict(training.model.named_parameters())
     copies = {name: p.detach().clone().requires_grad_() for name, p in named.items()}
+    eps = training.optimizer.defaults.get("eps", 0.0)
     groups = [
-        {"params": [copies[n]], "lr": 0.01 * f, "weight_decay": 0.1 / f}
+        {"params": [copies[n]], "lr": 0.01 * f.rate, "weight_decay": 0.1 / f.rate, "eps": eps * f.eps}
         for n in named
-        for f in [training.rates.get(n, 1.0)]
+        for f in [training.rates.get(n, PLAIN)]
     ]
     by_hand = KINDS[kind](groups)
     for step in range(3):
@@ -56,6 +59,27 @@ def test_a_step_is_that_of_groups_with_the_factors_written_into_them(kind):
         by_hand.step()
     for name, p in named.items():
         torch.testing.assert_close(p, copies[name], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "Adagrad", "RMSprop"])
+def test_where_epsilon_is_far_above_the_gradients_a_step_is_that_of_sgd(kind, monkeypatch):
+    """An epsilon that is not scaled would leave Adam's factors, and the best learning rate would move with width."""
+
+    class Damped(Doubles):
+        def optimizer(self, params, config):
+            if config["optimizer"] == "SGD":
+                return torch.optim.SGD(params, lr=1e-3)
+            return KINDS[kind](params, lr=1e5, eps=1e8, weight_decay=0)
+
+    monkeypatch.setattr(twin, "flowed", lambda *about: Flowed())  # an output of zero would leave no gradients
+    moved = []
+    for one in ("SGD", kind):
+        training = twins(Damped).make(0, {"optimizer": one})
+        before = [p.detach().clone() for p in training.model.parameters()]
+        training.train_step(next(training.batches()))
+        moved.append([float((p - b).detach().norm()) for p, b in zip(training.model.parameters(), before, strict=True)])
+    ratios = [one / other for one, other in zip(*moved, strict=True)]
+    assert ratios == pytest.approx([ratios[0]] * len(ratios), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +103,7 @@ def test_schedulers_and_states_see_the_users_groups_alone(scheduler):
         for one in model.values():
             one.grad = torch.ones(1)
         rate = optimizer.param_groups[0]["lr"]
-        with at_rates(optimizer, model, {"q": 4.0}):
+        with at_rates(optimizer, model, {"q": Factor(4.0)}):
             assert [group["lr"] for group in optimizer.param_groups] == [rate, 4 * rate]
             optimizer.step()
         assert len(optimizer.param_groups) == 1

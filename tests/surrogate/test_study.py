@@ -8,10 +8,15 @@ from pathlib import Path
 import optuna
 import pytest
 import torch
+import torch.nn.functional as F
 
 import penstock as ps
 from penstock.algorithms import transfer
 from penstock.log.events import Asked, Opened, Placed, Reported, Wrote
+from penstock.log.history import History
+from penstock.log.ranking import leading
+from penstock.report.page import best_rows, study_page
+from penstock.report.progress import Progress
 from penstock.surrogate.task import narrowed
 from penstock.trial import scale_of
 from tests.programs import run
@@ -61,16 +66,20 @@ def test_the_best_configs_of_narrow_twins_are_trained_at_full_width():
     assert plain.rates == {}
     dataframe = result.dataframe()
     assert sorted(dataframe["number"]) == [trial.number for trial in result.trials]
+    best = result.surrogate.best
     with pytest.raises(ps.StudyError, match="no saved state"):
-        result.surrogate.trials[0].weights()
+        next(one for one in result.surrogate.trials if one.state == "finished" and one.number != best.number).weights()
+    narrow, (x, y) = best.model(), Small().data({})[1]
+    assert {name: tuple(p.shape) for name, p in narrow.named_parameters()}["2.weight"] == (16, 16)
+    assert float(F.cross_entropy(narrow(x), y).detach()) == pytest.approx(best.metrics["loss"], abs=1e-9)
     assert len(result.optuna_study().trials) == 8, "Optuna sees surrogates alone"
 
 
-@pytest.mark.parametrize("how", [{"sharing": "fused"}, {"workers": 2, "sharing": "solo"}])
-def test_a_curve_is_the_same_in_every_mode_and_on_every_worker(how, long_enough):
-    result = study(algorithm=ps.Random(budget=2), trials=5).run(progress=False, **how)
+def test_a_curve_is_the_same_in_a_bundle(long_enough):
+    """As it is on two workers, which ``test_sharded.py`` shows."""
+    result = study(algorithm=ps.Random(budget=2), trials=5).run(progress=False, sharing="fused")
     modes = {event.variant: event.mode for event in log() if isinstance(event, Placed)}
-    assert modes["surrogate 4"] == how["sharing"]
+    assert modes["surrogate 4"] == "fused"
     tasks = {1: Small(), 4: narrowed(Small(), ps.Surrogate(scale=4))}
     for trial in [*result.trials, *result.surrogate.trials]:
         _, curve = Trials(tasks[trial.scale]).alone(trial.number, trial.config, 3 * len(trial.curve))
@@ -99,6 +108,15 @@ def test_a_study_that_is_killed_is_replayed_with_its_targets(tmp_path):
         assert os.WIFSIGNALED(in_a_child(killed))
         killable(dir).run(**QUIET)
         assert decisions(dir) == whole
+
+
+def test_the_best_surrogates_keep_their_states_and_others_lose_theirs():
+    result = study(keep=2, algorithm=ps.Random(budget=2)).run(**QUIET)
+    best = sorted(result.surrogate.trials, key=lambda one: one.metrics["loss"])[:2]
+    assert [one.number for one in result.surrogate.kept] == [one.number for one in best]
+    assert all(one.weights().keys() == best[0].weights().keys() for one in best)
+    numbers = {int(path.name.split("-")[0]) for path in Path(".penstock/s/states").iterdir()}
+    assert numbers & {one.number for one in result.surrogate.trials} == {one.number for one in best}
 
 
 def test_a_study_goes_on_with_more_trials_and_refuses_other_surrogates():
@@ -219,17 +237,32 @@ def test_a_rank_check_is_of_ordinary_logged_trials(monkeypatch):
     assert [trial.scale for trial in result.surrogate.trials].count(4) >= pairs
     assert result.surrogate.rank.startswith(f"the order of {pairs} at twice the width: Spearman ")
     assert result.surrogate.fallback == ""
-    assert result.surrogate.rank in run("penstock show s").stdout
+    page = study_page("s", log(), best_rows(leading(History.of(log()))[-2:]))
+    counted = f"{len(result.surrogate.trials)}, 8 times narrower; {len(result.trials)} targets"
+    assert f"<dt>surrogates</dt><dd>{counted}</dd>" in page
+    assert result.surrogate.rank in page
+    assert result.surrogate.rank in (shown := run("penstock show s").stdout)
+    assert "<th>width</th>" in page
+    assert "40 of 40, 8 times narrower" in shown, "those of the check are not counted"
+    assert "40/40" in run("penstock list").stdout
+    shown = " ".join(run("penstock show s").stdout.split())
+    assert f"40 of 40, 8 times narrower; {len(result.trials)} targets; {result.surrogate.rank}" in shown
+    said = Progress(40, lambda: None)._shown(History.of(log())).trials
+    assert said.startswith(f"40/40 surrogates, {pairs} of the rank check, ")
 
 
 def test_surrogates_that_foretell_too_little_are_given_up_and_the_target_is_tuned(monkeypatch):
     monkeypatch.setattr(transfer, "LEAST", 1.1)  # no order is good enough
-    result = wide().run(progress=False, sharing="fused")
+    sampler = optuna.samplers.TPESampler(n_startup_trials=2)
+    result = wide(sampler=sampler).run(progress=False, sharing="fused")
     assert len(result.trials) == 40
     assert result.surrogate.fallback == "8 and 4 times narrower foretold too little: the target is tuned"
     assert len(result.optuna_study().trials) == 40
-    again = wide(trials=41).run(progress=False, sharing="fused")
+    changed = {"space": {"lr": ps.loguniform(1e-3, 0.4)}, "trials": 41}
+    again = wide(sampler=sampler, **changed).run(progress=False, sharing="fused", allow_changes=True)
     assert len(again.trials) == len(again.optuna_study().trials) == 41
+    configs = [[trial.config for trial in one.trials][:40] for one in (result, again)]
+    assert configs[0] == configs[1], "each search has the configs of its own trials"
 
 
 FILE = """

@@ -13,7 +13,8 @@ from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.shrink import shrink
 from penstock.surrogate.task import narrowed, rates_of
 from penstock.surrogate.trace import Unanalysable, trace
-from tests.surrogate.models import Images, Narrowable, Sequences, Tied, Tokens, draws
+from penstock.training.rates import Factor
+from tests.surrogate.models import Biased, Images, Narrowable, Sequences, Tied, Tokens, draws
 
 CLASSES = torch.arange(6) % 33
 
@@ -56,6 +57,33 @@ def test_a_table_that_is_the_output_too_is_tied():
     roles, _, narrow = twin(Tied(), torch.arange(24).view(2, 12))
     assert roles["table.weight"] == "tied"
     assert narrow.head.weight is narrow.table.weight
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.first(x) + self.last(self.first(x))
+
+
+def test_heads_that_a_table_counts_stay_and_outputs_that_no_loss_uses_fix_no_width():
+    found = trace(Biased(), lambda model, i: loss(lambda i: model(i)["logits"], i), torch.arange(24).view(2, 12))
+    roles = {name: part.role for name, part in parts(Biased(), found, 2).items()}
+    narrow = shrink(Biased(), found, 2)
+    assert (narrow.head_size, narrow.window, tuple(narrow.bias.weight.shape)) == (8, 4, (8, 4))
+    assert {name for name, role in roles.items() if role == "hidden"} == {
+        "q.weight",
+        "k.weight",
+        "v.weight",
+        "out.weight",
+    }
+    assert (roles["bias.weight"], roles["head.weight"]) == ("fixed", "output")
+    assert narrow(torch.arange(24).view(2, 12))["hidden"].shape == (2, 12, 32)
+    assert "window" not in {place.name for place in found.attributes}, "small numbers are no symbols, which cost time"
+    used = trace(Residual(), lambda model, x: model(x).square().mean(), draws(3, 32))
+    assert not used.growing, "what a loss uses stays"
 
 
 def test_convolutions_norms_concatenations_and_reshapes():
@@ -117,5 +145,13 @@ def test_a_surrogates_factors_go_with_copies_and_pickles_of_its_task():
     assert again._traced.keys() == task._traced.keys() != set()
     other = again.model({"lr": 0.1})
     rates = [rates_of(one, made, torch.optim.Adam(made.parameters())) for one, made in ((task, model), (again, other))]
-    assert rates[0] == rates[1] == {"2.weight": 4.0, "4.weight": 4.0}
+    assert (
+        rates[0]
+        == rates[1]
+        == {
+            **dict.fromkeys(("0.weight", "0.bias", "2.bias"), Factor(1.0, 4.0)),
+            "2.weight": Factor(4.0, 4.0),
+            "4.weight": Factor(4.0, 1.0),
+        }
+    )
     assert rates_of(Narrowable(), model, torch.optim.Adam(model.parameters())) == {}

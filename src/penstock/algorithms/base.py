@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StudyError
 from penstock.numeric import shown, whole
@@ -89,6 +89,10 @@ class Algorithm(ABC):
     def settings(self) -> dict[str, object]:
         """The arguments that make an equal algorithm; the log keeps them to notice a change."""
         return {k: v for k, v in vars(self).items() if not k.startswith("_") and k != "search"}
+
+    def kept(self) -> dict[str, Any]:
+        """What the log keeps beside the settings, each time that a driver takes the study up."""
+        return {}
 
     def score(self, report: Report) -> float:
         """The report's metric as a number that is larger for a better trial; minus infinity where it is not finite."""

@@ -37,7 +37,8 @@ class Search:
     """Draws configs: from the space alone, or by a sampler that learns from the results it has seen.
 
     The user's sampler is left as it is, and its own seed is not used: ``seed`` is the study's. ``preset`` holds configs
-    from a log, by the trial's number; they are not drawn. Optuna is imported only for a sampler.
+    from a log, by the trial's number; they are not drawn. ``replay`` adds to them, also for a search that begins anew,
+    whose trials are of another variant. Optuna is imported only for a sampler.
 
     >>> Search(Space.of(lambda trial: {"lr": trial.suggest_float("lr", 1, 1)}), "loss", "min").draw(0)
     {'lr': 1.0}
@@ -57,7 +58,7 @@ class Search:
         self.space, self.metric, self.mode, self.seed, self.trials = space, metric, mode, seed, trials
         self.write: Callable[[Wrote], None] = lambda event: None  # the engine sets it
         self.numbers: Numbers | None = None  # where the study has other trials beside those that are drawn here
-        self._preset = dict(preset or {})
+        self._presets = {"": dict(preset or {})}  # by variant
         self._sampler: BaseSampler | None = None
         self._storage: LogStorage | None = None
         if sampler is not None:
@@ -82,9 +83,13 @@ class Search:
             return self._tell(number, self.space.restore(self._preset[number]))
         return self._tell(number, self.space.draw(self.seed, number))
 
-    def replay(self, number: int, config: Config) -> None:
-        """Keep a trial's config from a log, to be used when that trial is drawn."""
-        self._preset[number] = config
+    def replay(self, number: int, config: Config, variant: str = "") -> None:
+        """Keep a trial's config from a log, to be used when that trial of a variant is drawn."""
+        self._presets.setdefault(variant, {})[number] = config
+
+    @property
+    def _preset(self) -> Mapping[int, Config]:
+        return self._presets.get("" if self.numbers is None else self.numbers.variant, {})
 
     def apply(self, event: Event) -> None:
         """Take one event of the log."""

@@ -6,14 +6,16 @@ target whose config is no longer among the best is granted no more.
 
 Before that, some configs are trained at twice the width too, as far as that is cheap. How well one order foretells the
 other says how many targets race. Where it foretells too little, the search begins again at twice the width, or with the
-target itself where the order there cannot be looked at either.
+target itself where the order there cannot be looked at either. Where surrogates had fewer blocks, rows or pixels too,
+it first begins again without that: the twins of twice the width have all of them.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import ceil, inf, isfinite
 
 from penstock.algorithms.base import Algorithm
@@ -23,23 +25,41 @@ from penstock.algorithms.successive_halving import rung_budgets
 from penstock.trial import Config, Course, Member, Report, StartFrom, TrialGroup, variant_of
 
 REDUCTION = 3  # of the race
-ASSUMED = 0.8  # the correlation, where none is measured
+ASSUMED = 0.8  # the correlation, where none is measured; it must be possible for reduced surrogates, or they are plain
 LEAST = 0.5  # the correlation that must be possible, or surrogates say too little
 CHECKED = 4  # the least scale whose order can be compared with that of narrow twins of twice the width
 CHECK, RACE = "rank check", "targets rung"  # names of groups
+
+
+def searched(group: str) -> bool:
+    """Whether a group's trials are the search's own, and neither of the rank check nor of the race.
+
+    >>> searched("asha rung 0"), searched("rank check"), searched("targets rung 1")
+    (True, False, False)
+    """
+    return group != CHECK and not group.startswith(RACE)
 
 
 class Transfer(Algorithm):
     """``inner`` searches by surrogates that are ``scale`` times narrower; then the best configs are trained as targets.
 
     ``best`` is how many, where the user says it. ``eager`` is the part of the surrogates after which targets begin, and
-    ``pairs`` how many configs are trained at twice the width too.
+    ``pairs`` how many configs are trained at twice the width too. ``reduced`` says that surrogates have fewer blocks,
+    rows or pixels, as long as the rank check admits that.
     """
 
     def __init__(
-        self, inner: Algorithm, scale: int, *, best: int | None = None, eager: float = 0.5, pairs: int = 0
+        self,
+        inner: Algorithm,
+        scale: int,
+        *,
+        best: int | None = None,
+        eager: float = 0.5,
+        pairs: int = 0,
+        reduced: bool = False,
     ) -> None:
         self.inner, self.first, self.best, self.eager, self.pairs = inner, scale, best, eager, pairs
+        self.first_reduced = reduced
         self.max_budget, self.samples, self.grows = inner.max_budget, inner.samples, inner.grows
 
     def begin(self, search: Search) -> None:
@@ -48,12 +68,12 @@ class Transfer(Algorithm):
         self._dropped: list[int] = []
         self._gone: set[int] = set()  # trials that were dropped
         self._given_up: dict[int, int] = {}  # trials of a search that was given up, until they have done their budget
-        self._begin_at(self.first)
+        self._begin_at(self.first, reduced=self.first_reduced)
 
-    def _begin_at(self, scale: int) -> None:
+    def _begin_at(self, scale: int, *, reduced: bool = False) -> None:
         """Begin the search at a scale."""
-        self.scale = scale
-        self._numbers = Numbers(variant_of(scale))
+        self.scale, self.reduced = scale, reduced
+        self._numbers = Numbers(variant_of(scale, reduced=reduced))
         self._granted: dict[int, int] = {}  # the budget of each trial under way
         self._configs: dict[int, Member] = {}  # surrogates, as they were asked for first
         self._seen: dict[int, float] = {}  # of each trial, its best so far
@@ -61,6 +81,7 @@ class Transfer(Algorithm):
         self._at: dict[tuple[int, int], float] = {}  # by trial and the budget that it had then
         self._reached: dict[int, int] = {}  # the budget that a trial has reported
         self._failed: set[int] = set()
+        self._order: list[tuple[float, int]] = []  # surrogates that can race, from the best, as `_place` has them
         self._pairs: dict[int, int] = {}  # by surrogate: the trial of its config at twice the width
         self._targets: dict[int, int] = {}  # by surrogate: the trial of its config at full width
         self.search.restart(self._numbers)
@@ -70,7 +91,8 @@ class Transfer(Algorithm):
         if self._foretells_too_little():
             self._given_up |= self._granted
             self._dropped += [n for n in (*self._configs, *self._pairs.values()) if n not in self._granted]
-            self._begin_at(self.scale // 2 if self.scale >= 2 * CHECKED else 1)
+            wider = self.scale // 2 if self.scale >= 2 * CHECKED else 1
+            self._begin_at(self.scale if self.reduced else wider)
         groups = [self._outward(group) for group in self.inner.ask()]
         if self.scale == 1:
             return groups
@@ -87,11 +109,14 @@ class Transfer(Algorithm):
         score = self.score(report)
         self._seen[number] = max(self._seen.get(number, -inf), score)
         if report.unit >= self._granted.get(number, inf):
+            self._leave(number)
             self._scores[number] = self._seen[number]
             self._at[number, self._granted[number]] = score
             self._reached[number] = self._granted.pop(number)
             if not report.metrics:
                 self._failed.add(number)
+            elif number in self._configs and isfinite(self._scores[number]) and number not in self._failed:
+                insort(self._order, self._place(number))
         if (inner := self._numbers.inner.get(number)) is not None:
             self.inner.tell(replace(report, trial=inner))
 
@@ -151,6 +176,17 @@ class Transfer(Algorithm):
                 members.append(Member(self._pairs[number], config, first.budget, variant=variant))
         return [self._grant(TrialGroup(CHECK, tuple(members)))] if members else []
 
+    @property
+    def _awaits_check(self) -> bool:
+        """Whether pairs of the rank check are still to come, which may be fewer than were planned."""
+        if not self.pairs or self.scale < CHECKED:
+            return False
+        coming = len(self._pairs) < self.pairs and len(self._configs) < self._total
+        first = next(iter(self._configs.values()), None)
+        budget = 0 if first is None else first.budget
+        told = [(n, budget) in self._at for pair in self._pairs.items() for n in pair]
+        return coming or not all(told)
+
     def correlation(self) -> tuple[float, tuple[float, float]] | None:
         """How well surrogates foretell twins of twice the width, and where the true value lies; None if not known."""
         budgets = {number: self._configs[number].budget for number in self._pairs}
@@ -160,14 +196,14 @@ class Transfer(Algorithm):
             for unit in (budgets[number],)
             if (number, unit) in self._at and (other, unit) in self._at
         ]
-        if self.pairs < 4 or len(scores) < self.pairs:
+        if len(scores) < 4 or self._awaits_check:
             return None
         known = spearman(*zip(*scores, strict=True))
         return known, interval(known, len(scores))
 
     def _foretells_too_little(self) -> bool:
         known = self.correlation() if self.scale > 1 else None
-        return known is not None and known[1][1] < LEAST
+        return known is not None and known[1][1] < (ASSUMED if self.reduced else LEAST)
 
     # The race
 
@@ -185,11 +221,11 @@ class Transfer(Algorithm):
         return needed(ASSUMED if known is None else round(max(known[1][0], 0.0), 2), self._total)
 
     def _race(self) -> list[TrialGroup]:
-        under_way = sum(number in self._granted for number in self._configs)
-        if len(self._configs) - under_way < self.eager * self._total or (self._pairs and self.correlation() is None):
+        under_way = sum(number in self._configs for number in self._granted)
+        if len(self._configs) - under_way < self.eager * self._total or self._awaits_check:
             return []
-        able = [number for number in self._configs if not self._is_lost(self._targets.get(number))]
-        best = self._best(able)[: self.racing]
+        able = (number for _, number in self._order if not self._is_lost(self._targets.get(number)))
+        best = list(islice(able, self.racing))
         budgets = rung_budgets(self.max_budget, max(1, self.max_budget // REDUCTION**2), REDUCTION)
         new = []
         for number in best:
@@ -220,4 +256,13 @@ class Transfer(Algorithm):
     def _best(self, numbers: Iterable[int]) -> list[int]:
         """Trials in order from the best; trials that failed or reported nothing finite are left out."""
         left = [number for number in numbers if number not in self._failed and isfinite(self._scores[number])]
-        return sorted(left, key=lambda number: (-self._scores[number], number))
+        return sorted(left, key=self._place)
+
+    def _place(self, number: int) -> tuple[float, int]:
+        return -self._scores[number], number
+
+    def _leave(self, number: int) -> None:
+        """Take a surrogate out of the order, whose score may change."""
+        at = bisect_left(self._order, self._place(number))
+        if at < len(self._order) and self._order[at][1] == number:
+            del self._order[at]

@@ -24,15 +24,17 @@ def show(
 ) -> None:
     """Show where a study stands, and its best trials."""
     from penstock.log.ranking import leading
-    from penstock.report import summary
+    from penstock.report import recurring, summary
 
     with refused(BAD_USAGE):
         place = summary.study_dir(dir, name)
     with refused(FAILED):
         history = summary.history_of(place)
         facts = {**summary.study_facts(place, history), **summary.device_facts(place)}
+        runs = recurring.run_facts(summary.events_of(place))
     best = leading(history)[:top]
     if json:
+        facts = {**facts, "runs": runs} if runs else facts
         typer.echo(summary.to_json({**facts, "top": [summary.trial_facts(trial, curves) for trial in best]}))
         return
     from penstock.report import tables
@@ -42,7 +44,10 @@ def show(
     if (measured := tables.measured(facts)) is not None:
         console.print()
         console.print(measured)
-    if top:
+    if runs:
+        console.print(f"\n{recurring.summed(runs)}\n")
+        console.print(recurring.shown(runs[-2 * top :] if top else runs[-1:], history.metric))
+    elif top:
         console.print()
         console.print(tables.best_trials(history, best, console))
     if best and curves:
@@ -107,7 +112,7 @@ def report(
     """Draw which trial had which device when, and write a page with it."""
     from penstock.log.ranking import leading
     from penstock.report.export import writing
-    from penstock.report.page import study_page
+    from penstock.report.page import best_rows, study_page
     from penstock.report.summary import events_of, history_of
 
     place = _latest(dir, name)
@@ -115,7 +120,7 @@ def report(
         events = list(events_of(place))
         best = leading(history_of(place))[:10]
         out = out or place / "report.html"
-        page = study_page(place.name, events, [{**trial.row(), "state": trial.standing} for trial in best])
+        page = study_page(place.name, events, best_rows(best))
         with writing(out):
             out.write_text(page, encoding="utf-8", errors="backslashreplace")
     typer.echo(visible(f"Wrote {out}"))

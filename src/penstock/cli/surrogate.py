@@ -18,6 +18,9 @@ from penstock.task import Task, task_name
 def surrogate(
     file: File,
     scale: Annotated[int, typer.Option(help="How many times narrower a surrogate is.")] = 8,
+    depth: Annotated[int, typer.Option(help="Keep every so many-th block of a run of equal blocks.")] = 1,
+    data: Annotated[float, typer.Option(help="The part of the training rows.")] = 1.0,
+    resolution: Annotated[float, typer.Option(help="The part of an image's pixels along each side.")] = 1.0,
     page: Annotated[Path | None, typer.Option(help="Write what was found as an HTML page.")] = None,
     json: Json = False,
 ) -> None:
@@ -28,7 +31,7 @@ def surrogate(
     from penstock.surrogate.settings import Surrogate
 
     with apart(json), refused(BAD_USAGE):
-        settings = Surrogate(scale=scale)
+        settings = Surrogate(scale=scale, depth=depth, data=data, resolution=resolution)
         study = load(file)
         if not isinstance(study.task, Task):
             raise StudyError(f"{task_name(study.task)} has no model of its own: only a penstock.Task has surrogates.")
@@ -40,7 +43,7 @@ def surrogate(
         facts = found_out.surrogate_facts(examined)
         if page is not None:
             with writing(page, "--page"):
-                page.write_text(found_out.surrogate_page(file.stem, facts), encoding="utf-8")
+                page.write_text(found_out.surrogate_page(task_name(study.task), facts), encoding="utf-8")
     if json:
         typer.echo(summary.to_json(facts))
     else:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from penstock.algorithms.base import Algorithm
 from penstock.algorithms.sampling import Search
+from penstock.algorithms.transfer import searched
 from penstock.errors import StudyError
 from penstock.log.events import Asked, Dropped, Event, Failed, Opened, Reported, Wrote, encode
 from penstock.log.history import History
@@ -81,8 +82,8 @@ def replay(past: Sequence[Event], history: History, decider: Decider, given: int
         from penstock.algorithms.pickles import check
 
         check(written)
-    for number, config in drawn(past[:given], decider.search):
-        decider.search.replay(number, config)
+    for variant, number, config in drawn(past[:given], decider.search):
+        decider.search.replay(number, config, variant)
     expected: deque[Event] = deque()
     for number, event in enumerate(past):
         if isinstance(event, Asked | Dropped) or (isinstance(event, Wrote) and number >= given):
@@ -96,13 +97,17 @@ def replay(past: Sequence[Event], history: History, decider: Decider, given: int
     return list(expected)
 
 
-def drawn(past: Sequence[Event], search: Search) -> list[tuple[int, Config]]:
-    """The trials that a search has drawn, by its own numbers, with their configs."""
+def drawn(past: Sequence[Event], search: Search) -> list[tuple[str, int, Config]]:
+    """The trials that a search has drawn: their variant, their numbers within it, and their configs."""
     asked = [event for event in past if isinstance(event, Asked)]
     if search.numbers is None:
-        return [(event.trial, event.config) for event in asked]
-    first = {event.trial: event.config for event in reversed(asked) if event.variant == search.numbers.variant}
-    return list(enumerate(first[trial] for trial in sorted(first)))
+        return [("", event.trial, event.config) for event in asked]
+    first = {event.trial: event for event in reversed(asked)}
+    of: dict[str, list[Config]] = {}  # a search that began again has trials of another variant
+    for _, event in sorted(first.items()):
+        if searched(event.group):
+            of.setdefault(event.variant, []).append(event.config)
+    return [(variant, number, config) for variant, configs in of.items() for number, config in enumerate(configs)]
 
 
 def _agree(decided: Event | None, logged: Event) -> Event:

@@ -29,6 +29,7 @@ class Descriptions:
         self._describe, self._warns = describe, warns
         self._known: dict[int, tuple[Config, Description]] = {}
         self._trials: dict[str, set[int]] = {}  # by signature
+        self._variants: dict[int, str] = {}  # of the task, by trial
         self._refused: dict[str, set[int]] = {}  # trials without a signature, by reason
         self._failed: dict[str, str] = {}  # by signature: why fusing was tried in vain
         self._said: set[str] = set()
@@ -47,6 +48,7 @@ class Descriptions:
         for record, description in zip(new, made, strict=True):
             self._forget(record.number)
             self._known[record.number] = (record.config, description)
+            self._variants[record.number] = record.variant
             if description.signature is not None:
                 self._trials.setdefault(description.signature, set()).add(record.number)
             elif description.reason:
@@ -76,9 +78,11 @@ class Descriptions:
         return len(self._trials.get(signature, ()))
 
     def _single(self) -> list[int]:
-        """The trials whose signature no other trial has."""
+        """The trials whose signature no other trial has, where there are others of their variant."""
+        several = Counter(self._variants.values())
         alone = (trials for signature, trials in self._trials.items() if signature not in self._failed)
-        return [trial for trials in alone if len(trials) == 1 for trial in trials]
+        single = [trial for trials in alone if len(trials) == 1 for trial in trials]
+        return [trial for trial in single if several[self._variants[trial]] > 1]
 
     def _solo(self) -> dict[str, int]:
         """How many trials train solo, by reason; the last one is that their signatures differ."""

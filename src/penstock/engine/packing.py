@@ -57,7 +57,7 @@ class Packs:
         seen = replace(view, devices=devices, running=there, room=room(devices, there.values()))
         largest = (placing.executor.processes if self._packing.mode == "processes" else 0) or LARGEST
         most = {name: min(largest, self._room.get(name, largest)) for name in devices}
-        left = [demand for trial, demand in asked.items() if trial not in running]
+        left = [demand for trial, demand in asked.items() if trial not in running and not demand.width]
         return made + join(seen, left, speed, self._packing, most)
 
     def measured(self, event: Measured) -> None:

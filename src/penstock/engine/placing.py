@@ -268,8 +268,10 @@ class Placing:
         if bundling.moving and not self.waiting and len(bundling.devices) > MANY:
             return  # once the moving trials have left, all is decided anew
         self.changed = False
-        if self.shards is not None and self.waiting and not self.shards.enough(bundling.devices, self.executor):
-            return
+        if self.shards is not None and self.waiting:
+            wide = [bool(demand.width) for demand in self.queue.waiting.values()]
+            if not self.shards.enough(bundling.devices, self.executor, waits=any(wide)) and all(wide):
+                return
         self.queue.describe(bundling.devices.values())
         self.tell_solo()
         if bundling.room or (self.waiting and self.packs.any):

@@ -19,8 +19,9 @@ AHEAD = 128  # trials for each device that are described at a time: describing a
 class Queue:
     """The waiting trials, in the order of asking.
 
-    ``later`` gives the rungs that follow a group. ``width`` is the number of devices that each trial must have, 0 where
-    a scheduler chooses it. ``features`` says where a config is in the space, if trials may be packed.
+    ``later`` gives the rungs that follow a group. ``width`` is the number of devices that each trial of the study's own
+    task must have, 0 where a scheduler chooses it, as it does for other variants. ``features`` says where a config is
+    in the space, if trials may be packed.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Queue:
             open=record.open and not moved,
             type=type,
             later=self.later(record.group),
-            width=self.width,
+            width=0 if record.variant else self.width,
         )
 
     def describe(self, devices: Collection[Device], also: Collection[int] = ()) -> None:

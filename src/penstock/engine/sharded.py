@@ -18,8 +18,8 @@ class Shards:
         self.count = count
         self._said = False
 
-    def enough(self, devices: Mapping[str, Device], executor: Executor) -> bool:
-        """Whether there are enough devices; raises where no more can come, otherwise warns once that trials wait."""
+    def enough(self, devices: Mapping[str, Device], executor: Executor, *, waits: bool) -> bool:
+        """Whether there are enough devices; raises where no more can come, else warns once if a trial ``waits``."""
         types = Counter(device.type for device in devices.values())
         if "distributed" in executor.modes and max(types.values(), default=0) >= self.count:
             return True
@@ -31,7 +31,7 @@ class Shards:
                 f"and there are {there}: run it with workers={self.count} or more on a machine that has so many, or "
                 "on a Ray cluster that does."
             )
-        if not self._said:
+        if waits and not self._said:
             self._said = True
             warnings.warn(f"Trials wait for {self.count} devices of one type, and there are {there}.", stacklevel=2)
         return False

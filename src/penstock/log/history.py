@@ -28,7 +28,7 @@ from penstock.log.events import (
     Stopped,
 )
 from penstock.log.meters import Meters
-from penstock.log.ranking import Ranking
+from penstock.log.ranking import Leaders
 from penstock.log.turns import Turns
 from penstock.trial import Config, Leg, Metrics, Mode, StartFrom, StateRef, Status, Usage, scale_of, score
 
@@ -133,8 +133,7 @@ class History:
         self.counts: Counter[Status] = Counter()
         self.clock = 0.0  # seconds used, over all drivers
         self.units = 0
-        self._ranking = Ranking()
-        self._settled = Ranking()  # of trials that can no longer diverge, in case the best ones do
+        self._leaders, self._narrow = self._new_leaders(1)  # of targets, and of surrogates
         self.simulated = False  # whether a driver ran it on a simulated cluster
         self.ended: str | None = None
         self.weights: dict[str, float] = {}  # weights of groups, where they are not 1
@@ -189,7 +188,7 @@ class History:
     @property
     def best(self) -> TrialRecord | None:
         """The best trial by the one rule of ``ranking``."""
-        return self._ranking.best
+        return self._leaders.ranking.best
 
     @property
     def targets(self) -> list[TrialRecord]:
@@ -204,12 +203,20 @@ class History:
     @property
     def kept(self) -> tuple[TrialRecord, ...]:
         """The best trials, as many as the study keeps the best states of."""
-        return self._ranking.top
+        return self._leaders.ranking.top
+
+    @property
+    def kept_surrogates(self) -> tuple[TrialRecord, ...]:
+        """The best surrogates, as many."""
+        return self._narrow.ranking.top
 
     @property
     def kept_or_next(self) -> tuple[TrialRecord, ...]:
-        """The trials whose best states are kept: the best ones, and those that follow where one of them diverges."""
-        return self._ranking.top + self._settled.top
+        """The trials whose best states are kept: the best ones, and those that follow where one of them diverges.
+
+        So it is with surrogates, among each other.
+        """
+        return self._leaders.top + self._narrow.top
 
     def apply(self, event: Event) -> None:
         """Take one event. Events of a trial's older attempts are never logged."""
@@ -291,8 +298,8 @@ class History:
     def _opened(self, settings: dict[str, Any]) -> None:
         self.settings, self.ended = settings, None
         self.simulated = self.simulated or str(settings.get("run", {}).get("on")).startswith("Simulated")
-        if (keep := int(settings.get("keep") or 1)) != self._ranking.count:
-            self._ranking, self._settled = Ranking(keep), Ranking(keep)
+        if (keep := int(settings.get("keep") or 1)) != self._leaders.ranking.count:
+            self._leaders, self._narrow = self._new_leaders(keep)
             for record in self.trials:
                 self._rank(record)
 
@@ -352,13 +359,11 @@ class History:
             self.released.add(record.start.file)
             record.start = None
 
+    def _new_leaders(self, keep: int) -> tuple[Leaders, Leaders]:
+        return Leaders(self.trials, keep, narrow=False), Leaders(self.trials, keep, narrow=True)
+
     def _rank(self, record: TrialRecord) -> None:
-        if record.variant:  # a surrogate is no result
-            return
-        self._ranking.show(record, (one for one in self.trials if not one.variant))
-        if record.status in ("finished", "stopped"):
-            ended = (one for one in self.trials if one.status in ("finished", "stopped") and not one.variant)
-            self._settled.show(record, ended)
+        (self._narrow if record.variant else self._leaders).show(record)
 
     def _mark(self, record: TrialRecord, status: Status) -> None:
         self.counts[record.status] -= 1

@@ -8,11 +8,13 @@ begins anew, and only its later reports count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.log.history import History, TrialRecord
+
+ENDED = ("finished", "stopped")  # trials that can no longer diverge
 
 
 def sound(record: TrialRecord) -> bool:
@@ -42,10 +44,17 @@ def no_best(history: History) -> str:
     if ended is None:
         return f"No trial has reported a finite {history.metric!r} yet, so none is best: look again later."
     end = {"deadline": "ended at its deadline", "interrupted": "was interrupted"}.get(ended, "ended")
+    if ended != "failed" and not history.targets and any(one.best_unit and sound(one) for one in history.surrogates):
+        later = ", with a later deadline" if ended == "deadline" else ""
+        return (
+            f"No model of full width was trained, so none is best: the study {end} while its {len(trials)} surrogates "
+            f"were. Go on with it{later}."
+        )
     failed = [trial for trial in trials if trial.status == "failed"]
-    diverged = [trial for trial in trials if trial.status != "failed" and trial.curve]
+    diverged = [trial for trial in trials if trial.status != "failed" and trial.curve and not sound(trial)]
+    width = " at full width" if history.surrogates else ""
     silent = len(trials) - len(failed) - len(diverged)
-    counts = {"failed": len(failed), "diverged": len(diverged), "had not reported": silent}
+    counts = {"failed": len(failed), "diverged": len(diverged), "had not reported" + width: silent}
     some = [(what, count) for what, count in counts.items() if count]
     if len(some) > 1:
         why = f"of {len(trials)} trials {', '.join(f'{count} {what}' for what, count in some)}, and the study {end}"
@@ -88,3 +97,23 @@ class Ranking:
             self.top = tuple(ranked(trials)[: self.count])
         elif there or len(self.top) < self.count or _place(record) < _place(self.top[-1]):
             self.top = tuple(ranked({*self.top, record})[: self.count])
+
+
+class Leaders:
+    """The best ``count`` of a study's targets or surrogates; and those of the ended ones, as a best one may diverge."""
+
+    def __init__(self, trials: Sequence[TrialRecord], count: int = 1, *, narrow: bool) -> None:
+        self.trials, self.narrow = trials, narrow
+        self.ranking, self._ended = Ranking(count), Ranking(count)
+
+    @property
+    def top(self) -> tuple[TrialRecord, ...]:
+        """The best trials, then those that follow where one of these diverges."""
+        return self.ranking.top + self._ended.top
+
+    def show(self, record: TrialRecord) -> None:
+        """Rank a trial that has changed."""
+        self.ranking.show(record, (one for one in self.trials if bool(one.variant) == self.narrow))
+        if record.status in ENDED:
+            ended = (one for one in self.trials if one.status in ENDED and bool(one.variant) == self.narrow)
+            self._ended.show(record, ended)

@@ -8,10 +8,11 @@ from typing import Any
 
 from penstock.energy.cost import legible
 from penstock.log.events import Event
-from penstock.log.history import History
+from penstock.log.history import History, TrialRecord
 from penstock.log.timeline import available, timeline
 from penstock.report.energy import picture
-from penstock.report.format import spent, value, visible
+from penstock.report.format import spent, value, visible, width
+from penstock.report.ranks import said_fallback, said_rank, said_surrogates
 from penstock.report.timeline import draw, end, figures
 
 STYLE = """
@@ -36,9 +37,21 @@ def study_page(name: str, events: Sequence[Event], best: Sequence[Mapping[str, A
     history = History.of(events)
     simulated = {"devices and time": "simulated"} if history.simulated else {}
     cost = {"cost": spent(history.costs)} if history.costs else {}
+    narrow = {"surrogates": said_surrogates(history)} if history.surrogates else {}
     energy = {} if history.joules is None else {"energy": legible(history.joules)}
-    facts = {**figures(rows, devices, until), **cost, **energy, **simulated}
-    return page(name, facts, draw(rows, devices=devices, until=until), best, [picture(history)])
+    facts = {**figures(rows, devices, until), **narrow, **cost, **energy, **simulated}
+    more = [f"<p>{escape(line)}</p>" for line in (said_rank(history), said_fallback(history)) if line]
+    more.append(picture(history))
+    return page(name, facts, draw(rows, devices=devices, until=until), best, more)
+
+
+def best_rows(best: Sequence[TrialRecord]) -> list[dict[str, Any]]:
+    """A row for each of the best trials, with its width where some are narrower."""
+    rows = [{**trial.row(), "state": trial.standing} for trial in best]
+    if any(trial.variant for trial in best):
+        both = zip(rows, best, strict=True)
+        rows = [{"number": one.number, "scale": None, **row} | {"scale": width(one.scale)} for row, one in both]
+    return rows
 
 
 def page(
@@ -83,7 +96,7 @@ def table(rows: Sequence[Mapping[str, Any]], heading: str) -> str:
 
 def _heading(name: str, names: Container[str]) -> str:
     """A column's name as the command line has it; a parameter with the name of another column stays apart."""
-    plain = {"number": "trial", "device_seconds": "device s"}.get(name, name.removeprefix("config."))
+    plain = {"number": "trial", "device_seconds": "device s", "scale": "width"}.get(name, name.removeprefix("config."))
     return name if plain != name and plain in names else plain
 
 

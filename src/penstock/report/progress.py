@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from penstock.algorithms.transfer import CHECK
 from penstock.energy.cost import legible
 from penstock.log.history import History, TrialRecord
 from penstock.log.messages import said_mode
@@ -27,6 +28,7 @@ from penstock.report.console import Careful
 from penstock.report.forecast import Pace, time_left, units_left
 from penstock.report.format import clock, short, spent, value
 from penstock.report.notebook import Cell, in_notebook
+from penstock.report.ranks import present_search
 from penstock.report.summary import begun
 from penstock.saying import seen
 from penstock.trial import Course, Later, Status
@@ -347,10 +349,15 @@ def _leader(history: History) -> TrialRecord | None:
 
 
 def _apart(history: History, total: int | None) -> str:
-    """How many surrogates and targets have begun."""
-    surrogates = sum(begun(one) for one in history.surrogates)
-    targets = sum(begun(one) for one in history.targets)
-    return f"{surrogates}/{total} surrogates, {targets}/{len(history.targets)} targets"
+    """How many surrogates, trials of rank checks and targets have begun."""
+    search = present_search(history)
+    own = f"{sum(map(begun, search))}/{total}"
+    checks = sum(begun(one) for one in history.surrogates if one.group == CHECK)
+    checked = f", {checks} of the rank check" if checks else ""
+    if search and not search[-1].variant:
+        return f"{own} trials"
+    targets = sum(map(begun, history.targets))
+    return f"{own} surrogates{checked}, {targets}/{len(history.targets)} targets"
 
 
 def _units(units: int) -> str:

@@ -20,7 +20,7 @@ from penstock.log.reader import read
 from penstock.log.states import States, Store, needed
 from penstock.log.timeline import packs, timeline, utilisation
 from penstock.report.energy import energy_facts
-from penstock.report.ranks import said_fallback, said_rank
+from penstock.report.ranks import present_search, said_fallback, said_rank
 
 LOG = "log.jsonl"
 
@@ -149,7 +149,7 @@ def surrogate_facts(history: History) -> dict[str, Any] | None:
     found = history.surrogates
     return {
         **settings,
-        "begun": sum(1 for trial in found if begun(trial)),
+        "begun": sum(map(begun, present_search(history))),
         "targets": len(history.targets),
         "best": trial_facts(ranked(found)[0]) if any(map(sound, found)) else None,
         "rank": said_rank(history),

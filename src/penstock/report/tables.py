@@ -189,7 +189,7 @@ def study_list(studies: Sequence[dict[str, Any]]) -> RenderableType:
         if "error" in facts:
             table.add_row(facts["name"], "", "", "", Text(facts["error"], style="red"))
             continue
-        begun = f"{facts['begun']}/{facts['total']}"
+        begun = f"{(facts['surrogates'] or facts)['begun']}/{facts['total']}"
         best = value(facts["best"]["metrics"][facts["metric"]]) if facts["best"] else "none"
         best = f"{facts['metric']} {best}"
         algorithm, used = facts["algorithm"].split("(")[0], clock(facts["seconds"])

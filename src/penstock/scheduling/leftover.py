@@ -22,15 +22,13 @@ def leftover(schedule: Scheduler) -> Scheduler:
         made = schedule(view, first, speed) if first else []
         if any(one.trial in view.running for one in made):
             return made  # running trials move: the room is known once they have left
-        after = _after(view, made, first)
-        return made + (
-            schedule(after, [demand for demand in demands if demand.weight <= 0], speed) if after.room else []
-        )
+        left = after(view, made, first)
+        return made + (schedule(left, [demand for demand in demands if demand.weight <= 0], speed) if left.room else [])
 
     return scheduled
 
 
-def _after(view: View, made: Collection[Assignment], demands: Collection[Demand]) -> View:
+def after(view: View, made: Collection[Assignment], demands: Collection[Demand]) -> View:
     """The view once new trials have their devices."""
     asked = {demand.trial: demand for demand in demands}
     space = Capacity(view.devices, view.room, view.kinds, view.unlike)

@@ -7,7 +7,7 @@ widths, both as logarithms, is then about 0. In the standard parametrization it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import isfinite, log2
 from statistics import linear_regression, mean
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.surrogate.settings import Surrogate
-from penstock.surrogate.task import narrowed
+from penstock.surrogate.settings import STEPS, Surrogate
+from penstock.surrogate.task import narrowed, parts_of
 from penstock.task import Task
 from penstock.training.data import DataCache
 from penstock.training.loop import Training
@@ -25,9 +25,10 @@ from penstock.training.random.generators import own_randomness
 from penstock.trial import Config
 
 STEEPEST = 0.45  # right slopes were seen up to 0.4, of narrow layers; wrong factors give a layer of 0.7 and more
-SEEDS, STEPS = 3, 3
+SEEDS = 3
 SMALLER = 0.1  # what learning rates are multiplied by where activations do not stay finite
 TRIES = 3
+PARAMETRIZED = "parametrizations."  # in the paths of modules that give weights and no activations
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,10 @@ def coordinates(
     at = 1.0
     with own_randomness():
         data = DataCache(task, seed, torch.device(device)).get(config)
+        parts = parts_of(narrowed(task, Surrogate(scale=max(widths)), traced).model(dict(config)))
+        zero = {name for name, part in parts.items() if part.init == 0}  # so the target's are too, for the comparison
         for _ in range(TRIES):
-            changes = {scale: _changes(task, config, scale, traced, device, seed, data, at) for scale in widths}
+            changes = {scale: _changes(task, config, scale, traced, device, seed, data, at, zero) for scale in widths}
             if all(isfinite(one) for found in changes.values() for one in found.values()):
                 break
             at *= SMALLER
@@ -83,13 +86,25 @@ def slope(changes: dict[int, float]) -> float:
 
 
 def _changes(
-    task: Task, config: Config, scale: int, traced: dict[str, Any], device: str, seed: int, data: Any, at: float
+    task: Task,
+    config: Config,
+    scale: int,
+    traced: dict[str, Any],
+    device: str,
+    seed: int,
+    data: Any,
+    at: float,
+    zero: Collection[str],
 ) -> dict[str, float]:
     own = task if scale == 1 else narrowed(task, Surrogate(scale=scale), traced)
     found: dict[str, list[float]] = {}
     for trial in range(SEEDS):
         training = Training(own, trial, config, data, seed=seed, device=torch.device(device), metric="loss", mode="min")
         training.model.train()
+        parts = {} if scale == 1 else parts_of(training.model)
+        for name, p in training.model.named_parameters():
+            if name in zero:
+                p.data.zero_()
         for group in training.optimizer.param_groups:
             group["lr"] = group["lr"] * at
         batch = next(iter(data.train.batches(0, 0, training.batch_size)))
@@ -98,7 +113,9 @@ def _changes(
             training.train_step(batch)
         for layer, after in _activations(training, batch).items():
             if layer in before and before[layer].shape == after.shape:
-                found.setdefault(layer, []).append(float((after - before[layer]).abs().mean()))
+                times = parts[f"{layer}.weight"].attention if f"{layer}.weight" in parts else 1.0
+                moved = float((after - before[layer]).abs().mean())
+                found.setdefault(layer, []).append(moved / max(times, 1.0))  # queries stand for multiples of themselves
     return {layer: mean(values) for layer, values in found.items()}
 
 
@@ -114,7 +131,8 @@ def _activations(training: Training, batch: Any) -> dict[str, Tensor]:
 
         return hook
 
-    inner = [(path, module) for path, module in training.model.named_modules() if not any(module.children())]
+    modules = training.model.named_modules()
+    inner = [(path, module) for path, module in modules if not any(module.children()) and PARAMETRIZED not in path]
     hooks = [module.register_forward_hook(note(path)) for path, module in inner]
     try:
         with torch.no_grad():

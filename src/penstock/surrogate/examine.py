@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from penstock.errors import StudyError, TaskError, told
+from penstock.errors import PenstockError, StudyError, TaskError, told, trace
 from penstock.seeds import key
 from penstock.space import Space
 from penstock.surrogate.check import STEEPEST, Slope, coordinates, scales
-from penstock.surrogate.parametrize import Part, family, parts
+from penstock.surrogate.parametrize import Family, Part, family, parts
+from penstock.surrogate.reduce import shallower
 from penstock.surrogate.settings import NARROWEST, Surrogate
-from penstock.surrogate.task import Narrowed, narrowed
+from penstock.surrogate.task import Narrowed, narrowed, parts_of
 from penstock.surrogate.trace import Place, Traced, where
-from penstock.surrogate.twin import known, refuse_lazy
+from penstock.surrogate.twin import first_batch, known, refuse_lazy
 from penstock.task import Task, shards, task_name
 from penstock.training.data import DataCache
 from penstock.training.loop import Training
 from penstock.training.random.generators import own_randomness, seed_everything
 from penstock.trial import Config
 
+OTHERS = 3  # configs that are tried where the middle one does not train
 TIMED = 5  # steps, after as many that are not timed
 
 
@@ -36,17 +39,19 @@ TIMED = 5  # steps, after as many that are not timed
 class Examined:
     """The surrogates of a study: their parameters by name, the check's slopes, bytes, and seconds of a step.
 
-    ``task`` is the surrogates' task, which has kept what was traced.
+    ``task`` is the surrogates' task, which has kept what was traced. A target that no single device holds has no
+    seconds there.
     """
 
     task: Narrowed
     config: Config
     scale: int
-    family: str
+    family: Family
     parts: Mapping[str, Part]
     slopes: tuple[Slope, ...]
     bytes: tuple[int, int]
-    seconds: tuple[float, float]
+    seconds: tuple[float | None, float]
+    reduced: Mapping[str, str] = field(default_factory=dict)  # by setting: what it leaves, in words
 
     def cost(self, scale: int) -> float:
         """About what a step costs at a scale, of the target's: its matrices shrink along two dimensions."""
@@ -61,11 +66,9 @@ class Examined:
 
 def examine(task: Task, space: Space, surrogate: Surrogate, *, seed: int = 0, device: str = "cpu") -> Examined:
     """Find the surrogates of a task, and check them; raises a TaskError or a StudyError where there can be none."""
-    if shards(task) > 1:
-        raise StudyError(f"{task_name(task)} has shards = {shards(task)}, got surrogate=: leave one of them out.")
-    config = middle(space)
-    narrow = narrowed(task, surrogate)
+    narrow = narrowed(task, surrogate.plain)
     with own_randomness():
+        config, timed = _able(task, space, seed, device)
         seed_everything(key(seed, "surrogate"))
         target = task.model(dict(config))
         refuse_lazy(target)
@@ -75,11 +78,44 @@ def examine(task: Task, space: Space, surrogate: Surrogate, *, seed: int = 0, de
         _refuse_fixed(task, found, traced)
         _refuse_narrow(found, surrogate.scale)
         _refuse_width_in_space(task, space, config, target, traced)
-        one, bytes, seconds = _train(narrow, config, seed, device)
+        one, held, seconds = _train(narrow, config, seed, device)
+        bytes = held
+        found = dict(parts_of(one.model))
         of = family(one.optimizer)
-        _, whole, slow = _train(task, config, seed, device)
-    slopes = coordinates(task, config, scales(surrogate.scale), narrow._traced, device=device, seed=seed)
-    return Examined(narrow, config, surrogate.scale, of, found, tuple(slopes), (whole, bytes), (slow, seconds))
+        fewer = _reduced(task, config, surrogate, narrow._traced, seed, device)
+        if fewer:
+            _, bytes, seconds = _train(narrowed(task, surrogate, narrow._traced), config, seed, device)
+        widths, on = scales(surrogate.scale), device
+        whole, slow = timed or (0, None)
+        if timed is None:  # no device holds the target: four widths or more are compared without it
+            whole = round(held * _numbers(target) / _numbers(one.model))
+            widths, on = (widths[1:], device) if len(widths) > 3 else (widths, "cpu")
+    slopes = coordinates(task, config, widths, narrow._traced, device=on, seed=seed)
+    return Examined(narrow, config, surrogate.scale, of, found, tuple(slopes), (whole, bytes), (slow, seconds), fewer)
+
+
+def _able(task: Task, space: Space, seed: int, device: str) -> tuple[Config, tuple[int, float] | None]:
+    """The first config that trains at full width, the middle one before others, and its bytes and seconds of a step.
+
+    A target that no single device holds is not tried.
+    """
+    if shards(task) > 1:
+        return middle(space), None
+    errors: list[Exception] = []
+    configs = [middle(space), *(space.draw(seed, number) for number in range(OTHERS))]
+    for config in configs:
+        try:
+            return config, _train(task, config, seed, device)[1:]
+        except Exception as error:
+            errors.append(error)
+    if isinstance(errors[0], PenstockError):
+        raise errors[0]
+    said = f"The task failed in a dry batch of each of {len(configs)} configs"
+    raise TaskError(f"{said}. With {configs[0]}:\n{trace(errors[0])}")
+
+
+def _numbers(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
 def refuse_wrong(examined: Examined) -> None:
@@ -98,6 +134,57 @@ def middle(space: Space) -> Config:
     if space.function is not None:
         return space.draw(0, 0)
     return {**{name: domain.at(0.5) for name, domain in space.domains.items()}, **space.constants}
+
+
+def _reduced(
+    task: Task, config: Config, surrogate: Surrogate, traced: dict[str, Any], seed: int, device: str
+) -> dict[str, str]:
+    """What fewer blocks, rows and pixels leave, each tried alone; refused where the task does not take it."""
+    name, found = task_name(task), dict[str, str]()
+    plain = narrowed(task, surrogate.plain, traced)
+
+    def tried(setting: str) -> Narrowed:
+        own = narrowed(task, replace(surrogate.plain, **{setting: getattr(surrogate, setting)}), traced)
+        try:
+            _train(own, config, seed, device)
+        except Exception as error:
+            why = str(error) if isinstance(error, TaskError) else f"{told(error)}."
+            raise StudyError(
+                f"Surrogate({setting}={getattr(surrogate, setting)}) does not go with {name}: {why} Leave {setting}= "
+                "out."
+            ) from error
+        return own
+
+    if surrogate.depth > 1:
+        before, after = shallower(task.model(dict(config)), surrogate.depth)
+        if before == 0:
+            raise StudyError(
+                f"Surrogate(depth={surrogate.depth}) needs equal blocks in an nn.Sequential or nn.ModuleList, and the "
+                f"model of {name} has no two that follow each other: leave depth= out."
+            )
+        tried("depth")
+        found["depth"] = f"{after} of {before} equal blocks"
+    cpu = torch.device("cpu")
+    if surrogate.data < 1:
+        whole, fewer = (DataCache(one, seed, cpu).get(config).train.length for one in (plain, tried("data")))
+        found["data"] = f"{fewer} of {whole} rows"
+    if surrogate.resolution < 1:
+        small = narrowed(task, replace(surrogate.plain, resolution=surrogate.resolution), traced)
+        sizes = [_images(first_batch(one, config)) for one in (plain, small)]
+        if sizes[0] == sizes[1]:
+            raise StudyError(
+                f"Surrogate(resolution={surrogate.resolution}) needs images, tensors of rows, channels, height and "
+                f"width, of floats or uint8, with pixels to spare, and {name}.data has none: leave resolution= out."
+            )
+        tried("resolution")
+        found["resolution"] = f"{sizes[1]} of {sizes[0]} pixels"
+    return found
+
+
+def _images(batch: Any) -> str:
+    """The sizes of a batch's images."""
+    sizes = [one.shape[-2:] for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim == 4]
+    return " and ".join(f"{height} × {width}" for height, width in sizes)
 
 
 def _refuse_pretrained(task: Task, target: nn.Module, config: Config) -> None:

@@ -8,9 +8,12 @@ form without multipliers (Hydro §4.1, figure 7):
 |--------|-----------------------|----------------|-----------|-----------------|
 | input  | none that is summed   | 1              | m         | 1               |
 | hidden | summed, and others    | m^-1/2         | 1         | 1/m             |
-| output | summed alone          | 1/m            | 1/m       | 1/m             |
+| output | summed alone          | 1/m; last: 0   | 1/m       | 1/m             |
 | tied   | output and table both | 1              | m         | 1               |
 | fixed  | none                  | 1              | 1         | 1               |
+
+Adam's epsilon stands beside a gradient's size. For parameters with other dimensions that grow, this is 1/m times the
+target's, and so is the epsilon: where it is far above the gradients, Adam is SGD, and has SGD's factors.
 
 Initial values are rescaled from the target's own, which a narrow parameter is a part of. Biases, gains of norms,
 embeddings and depthwise filters are of the role input. What a tied table gives as an output layer is multiplied by 1/m.
@@ -31,6 +34,7 @@ from torch import nn
 
 from penstock.errors import TaskError
 from penstock.surrogate.trace import Place, Traced
+from penstock.training.rates import PLAIN, Factor
 
 Role = Literal["input", "hidden", "output", "tied", "fixed"]
 Family = Literal["SGD", "Adam"]
@@ -51,7 +55,8 @@ class Part:
     """A parameter of a narrow model: its role, and its width by the target's along what is summed over and the rest.
 
     ``width`` and ``narrow`` are the size of its narrowest growing dimension in the target and in the narrow model;
-    ``numbers`` is how many the parameter has in the target.
+    ``numbers`` is how many the parameter has in the target. ``last`` is whether it is a last layer's, and ``attention``
+    what the scores of attention multiply it by; ``flow`` finds both.
     """
 
     role: Role
@@ -60,17 +65,26 @@ class Part:
     width: int = 0
     narrow: int = 0
     numbers: int = 0
+    last: bool = False
+    attention: float = 1.0
 
     @property
     def init(self) -> float:
         """What the target's initial values are multiplied by."""
-        return {"hidden": 1 / math.sqrt(self.summed), "output": 1 / self.summed}.get(self.role, 1.0)
+        if self.role == "output" and self.last:
+            return 0.0
+        return self.attention * {"hidden": 1 / math.sqrt(self.summed), "output": 1 / self.summed}.get(self.role, 1.0)
 
     def rate(self, family: Family) -> float:
-        """The factor of the learning rate."""
+        """The factor of the learning rate; a parameter that stands for a multiple of itself has the multiple's too."""
+        multiple = self.attention**2 if family == "SGD" else self.attention
         if self.role == "tied":
-            return self.summed if family == "SGD" else 1.0
-        return self.rest / self.summed if family == "SGD" else 1 / self.summed
+            return multiple * (self.summed if family == "SGD" else 1.0)
+        return multiple * (self.rest / self.summed if family == "SGD" else 1 / self.summed)
+
+    def factor(self, family: Family) -> Factor:
+        """The factors of the learning rate and of the epsilon."""
+        return Factor(self.rate(family), 1.0 if family == "SGD" else self.rate("Adam") / self.rate("SGD"))
 
     @property
     def multiplier(self) -> float:
@@ -135,7 +149,7 @@ def family(optimizer: torch.optim.Optimizer) -> Family:
     return FAMILIES[type(optimizer)]
 
 
-def rates(known: Mapping[str, Part], optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """The factors of the learning rates that are not 1, by parameter."""
+def rates(known: Mapping[str, Part], optimizer: torch.optim.Optimizer) -> dict[str, Factor]:
+    """The factors of the learning rates and epsilons that are not 1, by parameter."""
     of = family(optimizer)
-    return {name: rate for name, part in known.items() if (rate := part.rate(of)) != 1.0}
+    return {name: factor for name, part in known.items() if (factor := part.factor(of)) != PLAIN}

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from penstock.errors import TaskError
 from penstock.surrogate.settings import Surrogate
 from penstock.task import Task
-from penstock.trial import Config
+from penstock.trial import Config, is_reduced, scale_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from penstock.surrogate.parametrize import Part
+    from penstock.training.rates import Factor
 
 _PARTS: WeakKeyDictionary[nn.Module, dict[str, Part]] = WeakKeyDictionary()  # by narrow model
 
@@ -42,6 +44,16 @@ class Narrowed(Task):
         _PARTS[model] = parts
         return model
 
+    def data(self, config: Config) -> tuple[Any, Any]:
+        made = super().data(config)
+        if own_data(self) is None:
+            return made
+        import torch
+
+        from penstock.surrogate.reduce import reduced
+
+        return reduced(made, self.surrogate, torch.initial_seed())  # type: ignore[no-any-return]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return narrowed, (self.target, self.surrogate, self._traced)
 
@@ -55,7 +67,20 @@ def narrowed(task: Task, surrogate: Surrogate, traced: dict[str, Any] | None = N
     return made  # type: ignore[no-any-return]
 
 
-def rates_of(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, float]:
+def task_of(task: Task, surrogate: Surrogate, variant: str, traced: dict[str, Any] | None = None) -> Narrowed:
+    """The task of a variant of a study's task, by the variant's name."""
+    settings = surrogate if is_reduced(variant) else surrogate.plain
+    return narrowed(task, replace(settings, scale=scale_of(variant)), traced)
+
+
+def own_data(task: Task) -> tuple[float, float] | None:
+    """The parts of rows and of pixels that a task's data have, where they are not the study's own data."""
+    if not isinstance(task, Narrowed) or (task.surrogate.data, task.surrogate.resolution) == (1.0, 1.0):
+        return None
+    return task.surrogate.data, task.surrogate.resolution
+
+
+def rates_of(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, Factor]:
     """The factors of a trial's learning rates, by parameter, as far as they are not 1; none for a target."""
     if not isinstance(task, Narrowed):
         return {}

@@ -11,26 +11,31 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import sympy
 import torch
 from torch import Tensor, nn
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from penstock.errors import TaskError
+from penstock.surrogate.internals import (
+    ConstantSource,
+    DimDynamic,
+    FakeTensorMode,
+    ShapeEnv,
+    TorchDispatchMode,
+    enable_python_dispatcher,
+    tree_leaves,
+    tree_map_only,
+    without_onednn,
+)
+from penstock.surrogate.settings import NARROWEST
+from penstock.surrogate.sizes import Size, chosen, settled, symbols_of, value_of
 
-Size = Any  # a whole number, or an expression of sympy's
-TRIES = 4  # rounds in which violated equations may bring further symbols to grow
 OF_TORCH = {"groups", "num_heads", "embed_dim", "head_dim", "kdim", "vdim", "hidden_size", "input_size"}
 LISTS = {"normalized_shape", "unflattened_size"}
 
@@ -71,7 +76,7 @@ class Traced:
         if not isinstance(size, sympy.Basic):
             return int(size)
         if (size, scale) not in self._found:
-            self._found[size, scale] = int(size.subs(self.values(scale, self.growing)))
+            self._found[size, scale] = int(value_of(size, self.values(scale, self.growing)))
         return self._found[size, scale]
 
     def values(self, scale: float, growing: frozenset[Any]) -> dict[Any, int]:
@@ -83,7 +88,7 @@ class Traced:
     def grows(self, place: Place) -> bool:
         """Whether a dimension grows with width."""
         size = self.sizes.get(place, 0)
-        return bool(_free(size) & self.growing)
+        return bool(symbols_of(size) & self.growing)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -97,12 +102,23 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.heads: list[Size] = []  # what products of two activations sum over
         self.tables: list[tuple[Size, ...]] = []
         self.derived: dict[int, Any] = {}  # parameters and functions of them alone, kept alive by their ids
+        self.outside: list[tuple[int, Size]] = []  # sizes of used outputs, and how many products came before
+        self._outputs: dict[int, tuple[int, Any]] = {}  # what outermost modules gave, until it is used
 
     def derive(self, one: Any) -> None:
         self.derived[id(one)] = one
 
+    def give(self, output: Any) -> None:
+        """Note what an outermost module gives: its sizes count once it is used."""
+        for one in tree_leaves(output):
+            if isinstance(one, Tensor):
+                self._outputs[id(one)] = len(self.summed), one
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        for products, one in (self._outputs.pop(id(one)) for one in given if id(one) in self._outputs):
+            self.outside += [(products, _raw(size)) for size in one.shape]
         if name in _PRODUCTS:
             self._product(*[one for one in args if isinstance(one, Tensor)][-2:])
         elif name == "convolution":
@@ -121,7 +137,6 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **(kwargs or {}))
         if not self.tied and name not in _PRODUCTS and any(map(_is_tie, self.env.guards[known:])):
             self.tied = _line(traceback.extract_stack())
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         if given and all(id(one) in self.derived for one in given):
             for one in tree_leaves(made):
                 self.derive(one)
@@ -152,9 +167,9 @@ def _raw(size: Any) -> Size:
 
 
 class _Symbols:
-    """A model whose sizes are symbols."""
+    """A model whose sizes are symbols, and so are whole numbers from ``least`` on that the user's modules hold."""
 
-    def __init__(self, model: nn.Module, *, held: bool) -> None:
+    def __init__(self, model: nn.Module, least: int | None) -> None:
         self.env = ShapeEnv(duck_shape=False)
         self.fake = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.made: dict[Place, Any] = {}
@@ -174,9 +189,9 @@ class _Symbols:
                         if id(b) not in tensors:
                             tensors[id(b)] = self._empty(path, module, name, b)
                         module._buffers[name] = tensors[id(b)]
-        if held:
+        if least is not None:
             for path, module in model.named_modules():
-                self._hold(path, module)
+                self._hold(path, module, least)
 
     def _symbol(self, place: Place, size: int) -> Any:
         source = ConstantSource(f"{place.module}.{place.name}.{place.part}")
@@ -195,19 +210,19 @@ class _Symbols:
                 self.made[place] = sizes[-1]
         return torch.empty(sizes, dtype=like.dtype)
 
-    def _hold(self, path: str, module: nn.Module) -> None:
+    def _hold(self, path: str, module: nn.Module, least: int) -> None:
         own = not type(module).__module__.startswith("torch.nn.")
         for name, value in list(vars(module).items()):
             if name.startswith("_"):
                 continue
-            if type(value) is int and value > 1 and (own or name in OF_TORCH):
+            if type(value) is int and value > 1 and (name in OF_TORCH or (own and value >= least)):
                 vars(module)[name] = self.attributes[Place(path, name)] = self._symbol(Place(path, name), value)
             elif type(value) in (tuple, list, torch.Size) and (own or name in LISTS):
                 if not value or not all(type(one) is int for one in value):
                     continue
                 parts: list[Any] = list(value)
                 for part, one in enumerate(value):
-                    if one > 1:
+                    if one >= (least if own else 2):
                         place = Place(path, name, part)
                         parts[part] = self.attributes[place] = self._symbol(place, one)
                 vars(module)[name] = parts if isinstance(value, list) else tuple(parts)
@@ -223,10 +238,13 @@ class _Symbols:
 
 def trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any) -> Traced:
     """Find what grows with width in a model, by ``run``, the task's loss, of one batch; the model is left as it is."""
-    with suppress(Exception):  # some code takes plain numbers alone
-        return _trace(copy.deepcopy(model), run, batch, held=True)
+    for least in (NARROWEST, 2):  # small numbers are windows and strides, mostly: as symbols they cost much time
+        with suppress(Exception):  # some code takes plain numbers alone
+            found = _trace(copy.deepcopy(model), run, batch, least)
+            if found.growing:
+                return found
     try:
-        return _trace(copy.deepcopy(model), run, batch, held=False)
+        return _trace(copy.deepcopy(model), run, batch, None)
     except Exception as error:
         raise Unanalysable(f"The model cannot be analysed{where(error)}: {_first_line(error)}") from error
 
@@ -250,12 +268,11 @@ def _users(file: str) -> bool:
     return not any(part in file for part in ("/penstock/", "/torch/", "<frozen", "/sympy/")) and file.endswith(".py")
 
 
-def _trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any, *, held: bool) -> Traced:
-    symbols = _Symbols(model, held=held)
+def _trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any, least: int | None) -> Traced:
+    symbols = _Symbols(model, least)
     watch = _Watch(symbols.env)
     with symbols.fake:
         fake = tree_map_only(Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), batch)
-    outside: list[tuple[int, Size]] = []  # sizes of what outermost modules gave, and how many products came before
     depth = [0]
 
     def enter(module: nn.Module, args: Any) -> None:
@@ -264,9 +281,7 @@ def _trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         depth[0] -= 1
         if not depth[0]:
-            for one in tree_leaves(output):
-                if isinstance(one, Tensor):
-                    outside.extend((len(watch.summed), _raw(n)) for n in one.shape)
+            watch.give(output)
 
     for parameter in model.parameters():
         watch.derive(parameter)
@@ -274,97 +289,31 @@ def _trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)
     with (
-        _without_onednn(),  # whose recurrent layers take plain numbers alone
+        without_onednn(),
         torch.no_grad(),
         symbols.fake,
         enable_python_dispatcher(),
         watch,
     ):
         run(model, fake)
-    return _found(symbols, watch, outside)
+    return _found(symbols, watch)
 
 
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-
-
-def _found(symbols: _Symbols, watch: _Watch, outside: list[tuple[int, Size]]) -> Traced:
+def _found(symbols: _Symbols, watch: _Watch) -> Traced:
     written = {symbol.node._expr: place for place, symbol in symbols.made.items()}
     summed = frozenset(written[one] for one in watch.summed if one in written)
     tables = frozenset((written[rows].module, written[rows].name) for rows, *_ in watch.tables if rows in written)
     sizes = {place: symbols.simple(symbol) for place, symbol in symbols.made.items()}
     attributes = {place: symbols.simple(symbol) for place, symbol in symbols.attributes.items()}
-    alone = {one for size in watch.heads for one in _free(symbols.simple(size)) if symbols.simple(size) == one}
-    own = {one for size in sizes.values() for one in _free(size)}
+    heads = {symbols.simple(size) for size in watch.heads}
+    alone = {one for size in heads for one in symbols_of(size) if size == one}
+    own = {one for size in sizes.values() for one in symbols_of(size)}
     growing = set()
     for place in summed:
-        growing |= _chosen(sizes[place], alone, {s.node._expr for s in symbols.made.values()})
-    for products, size in outside:  # what the outermost modules give stays, unless a parameter sums over it later
-        later = {s for one in watch.summed[products:] if one in written for s in _free(symbols.simple(one))}
-        growing -= _free(symbols.simple(size)) - later
+        growing |= chosen(sizes[place], alone, {s.node._expr for s in symbols.made.values()})
+    for products, size in watch.outside:  # what the outermost modules give stays, unless a parameter sums over it later
+        later = {s for one in watch.summed[products:] if one in written for s in symbols_of(symbols.simple(one))}
+        growing -= symbols_of(symbols.simple(size)) - later
     found = Traced(sizes, attributes, symbols.known, frozenset(growing), summed, tables, tied=watch.tied)
-    return _settled(found, [g.expr for g in symbols.env.guards], symbols, own)
-
-
-def _free(size: Size) -> set[Any]:
-    return set(size.free_symbols) if isinstance(size, sympy.Basic) else set()
-
-
-def _chosen(size: Size, alone: set[Any], of_tensors: set[Any]) -> set[Any]:
-    """The symbols of a size that are to shrink: of a product one factor, of a sum one of each part.
-
-    Of heads times head size it is the head size, which products of activations sum over; of groups times the channels
-    of a group it is the channels.
-    """
-    free = _free(size)
-    if len(free) < 2:
-        return free
-    if isinstance(size, sympy.Add):
-        return set().union(*(_chosen(part, alone, of_tensors) for part in size.args))
-    return (free & alone) or (free & of_tensors) or {max(free, key=str)}
-
-
-def _added(size: Size) -> tuple[Any, float] | None:
-    """The symbol that a size is made of by taking away a number, and that number by its own measure.
-
-    Of 2·s − 2 it is s and 1: then s is not a width, but half of a width and of two channels more.
-    """
-    if not isinstance(size, sympy.Add) or size.has(sympy.Mod) or len(size.free_symbols) != 1:
-        return None
-    (symbol,) = size.free_symbols
-    by, rest = size.coeff(symbol), size.subs(symbol, 0)
-    if not (by.is_number and rest.is_number and by > 0 > rest):
-        return None
-    return symbol, float(-rest / by)
-
-
-def _settled(found: Traced, guards: list[Any], symbols: _Symbols, own: set[Any]) -> Traced:
-    """With further symbols that grow, where equations between sizes would not hold in a narrower model without them."""
-    equations = [guard for guard in map(symbols.env.simplify, guards) if isinstance(guard, sympy.Eq)]
-    sides = [*found.sizes.values(), *(side for one in equations for side in one.args)]
-    fixed = {symbol: size for symbol, size in found.known.items() if symbol not in found.growing}
-    free = [one.subs(fixed) for one in sides if isinstance(one, sympy.Basic) and _free(one) & found.growing]
-    found = replace(found, added=dict(filter(None, map(_added, free))))
-    growing, scale = found.growing, 2.0
-
-    def holds(equation: Any, growing: frozenset[Any]) -> bool:
-        with suppress(Exception):
-            return bool(equation.subs(found.values(scale, growing)))
-        return True
-
-    for _ in range(TRIES):
-        violated = [one for one in equations if not holds(one, growing)]
-        for equation in violated:
-            others = sorted(equation.free_symbols - growing, key=lambda s: (s not in own, str(s)))
-            for symbol in others:
-                if not holds(equation, growing) and holds(equation, growing | {symbol}):
-                    growing = growing | {symbol}
-        if not violated:
-            break
-    return replace(found, growing=growing, _found={})
+    guards = [symbols.env.simplify(guard.expr) for guard in symbols.env.guards]
+    return settled(found, guards, heads, own)

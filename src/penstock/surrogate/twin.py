@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +11,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from penstock.errors import TaskError
+from penstock.surrogate.flow import Flowed, flowed
 from penstock.surrogate.parametrize import Part, compared, parts
+from penstock.surrogate.reduce import shallower
 from penstock.surrogate.shrink import shrink
 from penstock.surrogate.task import Narrowed
 from penstock.surrogate.trace import Traced, Unanalysable, trace
@@ -23,9 +27,21 @@ def twin(task: Narrowed, target: nn.Module, config: Config) -> tuple[nn.Module, 
     """A target's narrow twin, and its parameters as the parametrization has them; the target is used up."""
     scale = task.surrogate.scale
     refuse_lazy(target)
+    if task.surrogate.depth > 1:
+        shallower(target, task.surrogate.depth)
     traced = known(task, target, config)
     found = parts(target, traced, scale)
+    key = f"flow {scale} {structure(target)}"
+    whole = None if key in task._traced else copy.deepcopy(target)
     model = shrink(target, traced, scale)
+    if whole is not None:
+        batch = first_batch(task.target, config)
+        task._traced[key] = flowed(whole, model, lambda one, rows: task.target.loss(one, rows, config), batch)
+    flow: Flowed = task._traced[key]
+    found = {
+        name: replace(part, last=name in flow.last, attention=flow.attention.get(name, 1.0))
+        for name, part in found.items()
+    }
     _rescale(model, found, {name: part.init for name, part in found.items()})
     return model, found
 
@@ -43,11 +59,18 @@ def own_twin(task: Narrowed, config: Config) -> tuple[nn.Module, dict[str, Part]
     target's, as far as the deviations of both show.
     """
     scale = task.surrogate.scale
-    model = task.target.narrow(config, scale)  # type: ignore[attr-defined]
+
+    def shallow(model: nn.Module) -> nn.Module:
+        if task.surrogate.depth > 1:
+            shallower(model, task.surrogate.depth)
+        return model
+
+    model = shallow(task.target.narrow(config, scale))  # type: ignore[attr-defined]
     key = f"narrow {scale} {structure(model)}"
     if key not in task._traced:
         with own_randomness():
-            target, other = task.target.model(config), task.target.narrow(config, scale)  # type: ignore[attr-defined]
+            target = shallow(task.target.model(config))
+            other = shallow(task.target.narrow(config, scale))  # type: ignore[attr-defined]
             found = compared(target, other, known(task, target, config))
             own = dict(other.named_parameters())
             by = {name: _deviation(p) / (_deviation(own[name]) or 1.0) for name, p in target.named_parameters()}

@@ -15,6 +15,7 @@ from penstock import seeds
 from penstock.bundle import Description
 from penstock.errors import TaskError
 from penstock.numeric import legible, shown, sort
+from penstock.surrogate.task import own_data
 from penstock.task import task_name
 from penstock.training.checkpoint import check_loadable
 from penstock.training.comparing import compared
@@ -71,7 +72,7 @@ def describe(training: Training, known: list[Reads], *, train: bool, seen: Signa
         if reads.refusal or isinstance(model, str):
             raise Unfusable(model if isinstance(model, str) else reads.refusal)
         refuse_scheduler(training)
-        values = {**reads.fixed, **training.data.read, **_rates(training)}
+        values = {**reads.fixed, **training.data.read, **_narrowed(training)}
         besides = {**reads.outcomes, **training.kept.compared()}
         looks = masked(model, reads.probed.free)
         made = signature(training.task, looks, training.model, training.optimizer, training.batch_size, values, besides)
@@ -101,9 +102,11 @@ def refuse_scheduler(training: Training) -> None:
         )
 
 
-def _rates(training: Training) -> dict[str, Any]:
-    """The factors of learning rates, which the trials of a bundle share."""
-    return {"learning rates": sorted(training.rates.items())} if training.rates else {}
+def _narrowed(training: Training) -> dict[str, Any]:
+    """What the trials of a surrogate's bundle share: the factors of learning rates, and data of their own."""
+    rates = {"learning rates": sorted(training.rates.items())} if training.rates else {}
+    parts = own_data(training.task)
+    return rates if parts is None else {**rates, "rows and pixels": parts}
 
 
 def _state_bytes(training: Training) -> int:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.bundle import Description
-from penstock.task import shards
 from penstock.training.check import Reads, describe, describe_whole
 from penstock.training.loop import Training
 from penstock.training.random.generators import own_randomness, random_state
@@ -26,17 +25,19 @@ class Describing:
         self._worker = worker
         self._threads = threads  # the most that a worker on a CPU may compute with
         self._reads: list[Reads] = []  # the values that loss and metrics were seen to read from configs
-        self._seen = Signatures()  # the signatures of the trials that were described
+        self._signatures: dict[str, Signatures] = {}  # of the trials that were described, by variant
 
     def describe(self, config: Config, *, train: bool, trial: int | None, variant: str) -> Description:
         """Describe a config's trial, with one dry batch if ``train``; the global random states stay."""
         worker, trials = self._worker, self._worker.trials
+        seen = self._signatures.setdefault(variant, Signatures())
         with own_randomness(), self._outside_kept():
-            if shards(worker.job.task) > 1:
-                return describe_whole(trials.made(trials.spread_kind, 0, config, variant)) if train else Description()
+            if worker.job.shards(variant) > 1:
+                kind = trials.spread_kind(variant)
+                return describe_whole(trials.made(kind, 0, config, variant)) if train else Description()
             if train:
                 training = trials.made(Training, 0, config, variant)
-                described = describe(training, self._reads, train=True, seen=self._seen)
+                described = describe(training, self._reads, train=True, seen=seen)
                 if worker.on_gpu:
                     return described
                 from penstock.training.threads import looked
@@ -45,7 +46,7 @@ class Describing:
             try:
                 training, known = trials.made(Training, trial or 0, config, variant), len(self._reads)
                 random = random_state(with_torch=True)
-                described = describe(training, self._reads, train=False, seen=self._seen)
+                described = describe(training, self._reads, train=False, seen=seen)
                 description = replace(described, steps=training.unit_length)
             except Exception:
                 return Description()  # the error is told when the trial trains

@@ -30,7 +30,7 @@ from penstock.training.keeping import kept, look, put
 from penstock.training.lazy import fill
 from penstock.training.random.generators import position, random_state, seed_everything, set_random_state
 from penstock.training.random.keyed import Solo
-from penstock.training.rates import at_rates
+from penstock.training.rates import Factor, at_rates
 from penstock.training.returned import made_model, split_scheduler
 from penstock.training.schedulers import writes
 from penstock.training.spread.parts import InParts, Part
@@ -49,7 +49,7 @@ class Training:
     writing: bool  # whether it may write values outside of the model, which are this trial's own then
     zeroed: list[nn.Parameter] | None  # the parameters whose gradients are dropped by hand
     groups: int  # how many groups of parameters the optimizer had then
-    rates: Mapping[str, float]  # factors of the learning rate, by parameter, where they are not 1
+    rates: Mapping[str, Factor]  # factors of the learning rate, by parameter, where they are not 1
     closure: bool  # whether the optimizer evaluates the loss itself
 
     can_stop = True  # at every step

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import StateError, TaskError
 from penstock.log.states import prefix
-from penstock.task import FunctionTask, Task, shards
+from penstock.surrogate.task import own_data
+from penstock.task import FunctionTask, Task
 from penstock.trial import Config, StateRef
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Trials:
         self.job = job
         self.device = device
         self.kept: Kept | None = None  # what the trial that began last keeps outside of its model
-        self.data: DataCache | None = None
+        self._data: dict[str, DataCache] = {}  # by variant, where that has data of its own; else the task's, at ""
         self._beside: Callable[[], Iterable[Trainable]] = tuple  # the trials that train beside each other
         self._warm: dict[str, tuple[Training, State | None]] = {}  # by state: the trial, and its random states
         self._new: dict[int, tuple[Training, State | None]] = {}  # by trial without a state: it, and its random states
@@ -45,8 +46,7 @@ class Trials:
 
     def forget(self) -> None:
         """Let data and trials go: the study may live on after its run."""
-        self.data = None
-        for kept in (self._warm, self._new, self._regrown):
+        for kept in (self._data, self._warm, self._new, self._regrown):
             kept.clear()
 
     def begin(self, placement: Placement) -> Trainable:
@@ -93,7 +93,8 @@ class Trials:
 
     def begin_spread(self, placement: Placement) -> Distributed:
         """A trial that other workers train too, at its placement's state."""
-        training = self.made(self.spread_kind, placement.trial, placement.config, placement.variant)
+        kind = self.spread_kind(placement.variant)
+        training = self.made(kind, placement.trial, placement.config, placement.variant)
         self.kept = training.kept
         self._expect(training)
         self._restore(training, placement)
@@ -141,10 +142,9 @@ class Trials:
         if self._save_cost == 0.0:
             self._save_cost = 0.01 + sum(p.nbytes for p in training.model.parameters()) / 50e6
 
-    @property
-    def spread_kind(self) -> type[Distributed]:
-        """The loop of a trial on several workers."""
-        if shards(self.job.task) > 1:
+    def spread_kind(self, variant: str) -> type[Distributed]:
+        """The loop of a variant's trial on several workers."""
+        if self.job.shards(variant) > 1:
             from penstock.training.spread.sharded import Sharded
 
             return Sharded
@@ -160,24 +160,30 @@ class Trials:
 
         task, device = self.job.task, torch.device(self.device)
         assert isinstance(task, Task)
-        if self.data is None:
-            self.data = DataCache(task, self.job.seed, device, lambda: self._beside())
+        own = self.job.variants.get(variant, task)
+        if (whose := "" if own_data(own) is None else variant) not in self._data:
+            self._data[whose] = DataCache(own if whose else task, self.job.seed, device, lambda: self._beside())
         return kind(
-            self.job.variants.get(variant, task),
+            own,
             trial,
             config,
-            self.data.get(config),
+            self._data[whose].get(config),
             seed=self.job.seed,
             device=device,
             metric=self.job.metric,
             mode=self.job.mode,
         )
 
+    @property
+    def data(self) -> DataCache | None:
+        """The data of the study's own task, and of variants that have the same."""
+        return self._data.get("")
+
     def train_beside(self, trials: Callable[[], Iterable[Trainable]]) -> None:
         """Say which trials train beside each other; a dataset is read once for all of them."""
         self._beside = trials
-        if self.data is not None and not trials():
-            self.data.forget()
+        for data in () if trials() else self._data.values():
+            data.forget()
 
     @property
     def save_cost(self) -> float:

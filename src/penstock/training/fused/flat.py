@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.training.fused.optimizers import VectorStep, read_numbers
 from penstock.training.loop import Training
-from penstock.training.rates import scaled
+from penstock.training.rates import PLAIN, Factor, scaled
 
 ALIGNED = 32  # numbers: where a parameter begins in its row, so that kernels can load it in whole vectors
 
@@ -32,7 +32,7 @@ class Flat:
     steps: NDArray[Any]  # by row: how many steps the optimizer's state has seen
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     scalars: dict[str, NDArray[Any]] = field(default_factory=dict)
-    rate: float = 1.0  # a factor of the learning rate
+    factor: Factor = PLAIN  # of the learning rate
     _found: dict[str, NDArray[Any]] = field(default_factory=dict)  # the coefficients of the last step
     _packed: dict[str, torch.Tensor] = field(default_factory=dict)  # the same on the device
     _of: dict[str, NDArray[Any]] | None = None  # the coefficients that these are of
@@ -48,7 +48,7 @@ class Flat:
         params: Sequence[tuple[str, torch.Tensor]],
         step: VectorStep | None,
         capacity: int,
-        rate: float = 1.0,
+        factor: Factor = PLAIN,
     ) -> Flat:
         """Room for some parameters of one type."""
         starts, end = [], 0
@@ -59,11 +59,11 @@ class Flat:
         rows = torch.zeros(capacity, end, dtype=like.dtype, device=like.device)
         names, shapes = [name for name, _ in params], [p.shape for _, p in params]
         if step is None:
-            return cls(group, names, shapes, starts, rows, step, np.zeros(capacity), rate=rate)
+            return cls(group, names, shapes, starts, rows, step, np.zeros(capacity), factor=factor)
         wide = torch.get_default_dtype() == torch.float64  # as torch keeps them
         scalars = {name: np.zeros(capacity, np.float64 if wide else np.float32) for name in step.scalars}
         state = {name: torch.zeros_like(rows) for name in step.state}
-        return cls(group, names, shapes, starts, rows, step, np.zeros(capacity), state, scalars, rate)
+        return cls(group, names, shapes, starts, rows, step, np.zeros(capacity), state, scalars, factor)
 
     def views(self, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Each parameter's piece of some rows."""
@@ -101,7 +101,9 @@ class Flat:
         rows, state = larger(self.rows, capacity), {k: larger(v, capacity) for k, v in self.state.items()}
         scalars = {name: np.resize(values, capacity) for name, values in self.scalars.items()}
         steps = np.resize(self.steps, capacity)
-        return Flat(self.group, self.names, self.shapes, self.starts, rows, self.step, steps, state, scalars, self.rate)
+        return Flat(
+            self.group, self.names, self.shapes, self.starts, rows, self.step, steps, state, scalars, self.factor
+        )
 
     def take(self, larger: Flat) -> None:
         """Go on with the rows of a larger copy."""
@@ -141,7 +143,7 @@ class Flat:
         key = (first, last, bool(steps.all()))
         if self.step.counts or not same or self._key != key:
             numbers = {name: self._read[:, i] for i, name in enumerate(kind.numbers)}
-            numbers |= {} if self.rate == 1 else scaled(numbers, self.rate)
+            numbers |= {} if self.factor == PLAIN else scaled(numbers, self.factor)
             scalars = {name: values[first:last] for name, values in self.scalars.items()}
             self._found, self._key = self.step.coefficients(numbers, steps, scalars), key
             self._after = self.step.advance(numbers, steps, scalars)

@@ -68,10 +68,10 @@ class Stack:
                         placed.add(name)
                         states = [t.optimizer.state.get(o[name], {}) for t, o in zip(trials, own, strict=True)]
                         seen = tuple(steps_seen(state, steps[number]) for state in states) if steps else ()
-                        kind = number, of[name].dtype, first.rates.get(name, 1.0), seen
+                        kind = number, of[name].dtype, first.rates.get(name, Flat.factor), seen
                         by_flat.setdefault(kind, []).append((name, of[name]))
-        for (number, _, rate, _), params in by_flat.items():
-            self.flats.append(Flat.of(number, params, steps[number] if steps else None, self.capacity, rate))
+        for (number, _, factor, _), params in by_flat.items():
+            self.flats.append(Flat.of(number, params, steps[number] if steps else None, self.capacity, factor))
         for name, p in first.model.named_parameters():
             if name not in placed:
                 self.others[name] = self._new(p)
@@ -229,8 +229,7 @@ class Stack:
 
     def export(self, trial: Training) -> None:
         """Write the state in a trial's rows into its own optimizer, as a plain run would have it."""
-        row = self.trials.index(trial)
-        params = dict(trial.model.named_parameters())
+        row, params = self.trials.index(trial), dict(trial.model.named_parameters())
         state = trial.optimizer.state
         for flat in self.flats:
             if flat.step is None or not flat.steps[row]:

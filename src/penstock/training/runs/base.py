@@ -63,11 +63,6 @@ class Run(ABC):
         return 0
 
     @property
-    def trials(self) -> int:
-        """How many trials are in training."""
-        return 1
-
-    @property
     def launches(self) -> bool:
         """Whether a step of this run takes the host hardly any time, as the device has all that it needs."""
         return False

@@ -287,10 +287,6 @@ class FusedRun(Run):
         return count
 
     @property
-    def trials(self) -> int:
-        return len(self.members)
-
-    @property
     def launches(self) -> bool:
         return self.worker.on_gpu and bool(self.fused.fast)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.bundle import Bundle, Gathering, Measured, Parted, StateSaved, TrialFinished, TrialStopped, WorkerEvent
 from penstock.speed.curve import doublings
-from penstock.task import cannot_share, shards
+from penstock.task import cannot_share
 from penstock.training.runs.base import SAVING, Events, OneTrial, explain, failed, out_of_memory
 from penstock.trial import Report, StateRef, Usage
 
@@ -30,7 +30,7 @@ class GangRun(OneTrial):
     def __init__(self, worker: Worker, bundle: Bundle) -> None:
         super().__init__(worker, bundle)
         self.first = bundle.rank == 0
-        self.sharded = shards(worker.job.task) > 1  # no single device holds the model
+        self.sharded = worker.job.shards(self.placement.variant) > 1  # no single device holds the model
         self._state: StateRef | None = self.placement.state
         self._parts = 0  # how many parts a batch is taken in, once the trial trains
         self._quiet = 0  # steps until the first worker says again whether to go on

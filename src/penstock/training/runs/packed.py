@@ -138,7 +138,10 @@ class PackedRun(Run):
 
     @property
     def _trials(self) -> int:
-        return sum(run.trials for run in self.runs.values())
+        return sum(run.together for run in self.runs.values())
+
+    def _changed(self, before: int) -> bool:
+        return not (before < CHANGED * self._trials and self._trials < CHANGED * before)
 
     def _weigh(self) -> None:
         """Time what the pack gains."""
@@ -164,7 +167,7 @@ class PackedRun(Run):
                     self._weighing.look()
                     if self._weighing.done and (told := self._weighing_ends()).table:
                         yield told
-                elif self._weighed is not None and not 1 / CHANGED < self._trials / self._weighed[1] < CHANGED:
+                elif self._weighed is not None and self._changed(self._weighed[1]):
                     self._weigh()
         finally:
             self.worker.account.charge_by(None)

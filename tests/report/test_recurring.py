@@ -1,0 +1,23 @@
+"""The runs of a recurring job, as `penstock show` lists them."""
+
+import json
+
+from typer.testing import CliRunner
+
+from penstock.cli.app import app
+from tests.test_recurring import job, on
+
+
+def test_show_lists_the_runs_with_cost_stake_and_verdict():
+    made = job(policy="zeus", batch_sizes=[16, 32], eta=1.0)
+    made.run(3, on=on())
+    facts = json.loads(CliRunner().invoke(app, ["show", "nightly", "--json"]).stdout)
+    runs = [run for one in made.recurrences for run in one.runs]
+    assert [(r["recurrence"], r["size"], r["stake"], r["verdict"], r["cost"]) for r in facts["runs"]] == [
+        (run.recurrence, run.size, run.stake, run.verdict, run.cost) for run in runs
+    ]
+    shown = CliRunner().invoke(app, ["show", "nightly"]).stdout
+    assert "3 recurrences reached the target in 4 runs, which cost " in " ".join(shown.split())
+    rows = [line.split() for line in shown.splitlines() if line.endswith(("reached", "stopped"))]
+    assert rows[0] == ["0", "32", "20", "1", "576", "kJ", "none", "576", "kJ", "40:00", "reached"]
+    assert [row[-1] for row in rows] == ["reached", "stopped", "reached", "reached"]

@@ -1,0 +1,163 @@
+"""Recurring jobs, from the first recurrence on: resumed by replay, overlapping, and refused in one message."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import penstock as ps
+from penstock.algorithms.recurring import Ended
+from penstock.log.events import Asked, Wrote
+from penstock.log.reader import read
+from tests.tasks import Blobs
+
+NEEDED = {16: 22, 32: 20, 64: 20, 128: 24}
+LIMITS = {250: (240.0, 1.0), 175: (170.0, 1.05), 100: (98.0, 1.6)}
+
+
+def table(config):
+    """A run whose units depend on its size, and a little on the day."""
+    needed = NEEDED[config["batch_size"]] + config["recurrence"] % 3
+    reached = [min(1.0, (unit + 1) / needed) for unit in range(60)]
+    return ps.Tabulated({"accuracy": reached}, seconds=3200 / config["batch_size"] + 20, limits=LIMITS)
+
+
+def job(task=table, **changes):
+    given = {"batch_sizes": [16, 32, 64, 128], "default": 32, "metric": "accuracy", "target": 1.0, "max_budget": 60}
+    made = ps.TabulatedTask(task) if task is table else task
+    return ps.Recurring(made, {"lr": 0.1}, **{**given, "recurrences": 40, "name": "nightly", **changes})
+
+
+def on(**changes):
+    return ps.Simulated(devices=3, watts=200, kept=False, **changes)
+
+
+def logged(name="nightly"):
+    return [Ended.of(event) for event in read(Path(f".penstock/{name}/log.jsonl")) if isinstance(event, Wrote)]
+
+
+def test_a_job_learns_what_costs_least_and_goes_on_from_its_log():
+    first = job().run(on=on(), power="limit")
+    assert (first.number, first.size, first.reached, first.trial.config["lr"]) == (0, 32, True, 0.1)
+    assert first.cost == pytest.approx(0.5 * first.joules + 0.5 * 250 * first.seconds)
+    again = job()  # as a process of the next night makes it
+    for _ in range(3):
+        again.run(on=on(), power="limit")
+    last = again.run(4, on=on(), power="limit")
+    assert [one.number for one in last] == [4, 5, 6, 7]
+    assert [one.number for one in again.recurrences] == list(range(8))
+    assert all(one.cost < 0.7 * first.cost for one in last)
+    assert {one.size for one in last} == {128}
+    assert [run for one in again.recurrences for run in one.runs] == logged()
+
+
+def test_a_job_that_is_cut_off_anywhere_goes_on_as_if_it_had_not_been(tmp_path):
+    """Invariant 5: its log, cut after any line, is resumed by replay to the same runs."""
+    whole = job(name="whole")
+    whole.run(on=on(), power="limit")
+    whole.run(6, on=on(), power="limit")
+    lines = Path(".penstock/whole/log.jsonl").read_text().splitlines(keepends=True)
+    for cut in range(len(lines) // 5, len(lines), len(lines) // 6):
+        folder = tmp_path / str(cut) / "whole"
+        folder.mkdir(parents=True)
+        (folder / "log.jsonl").write_text("".join(lines[:cut]))
+        (folder / "states").mkdir()
+        cut_off = job(name="whole", dir=folder.parent)
+        while len(cut_off.recurrences) < 7:
+            cut_off.run(on=on(), power="limit")
+        runs = [run for one in cut_off.recurrences for run in one.runs]
+        assert [(r.recurrence, r.size, r.verdict, r.stake) for r in runs] == [
+            (r.recurrence, r.size, r.verdict, r.stake) for r in logged("whole")
+        ]
+
+
+def test_overlapping_recurrences_have_a_device_each_and_all_their_runs():
+    done = job(policy="zeus").run(7, workers=3, on=on())
+    assert [one.number for one in done] == list(range(7))
+    assert all(one.reached for one in done)
+    open, most = set(), 0
+    for event in read(Path(".penstock/nightly/log.jsonl")):
+        if isinstance(event, Asked):
+            open.add(event.trial)
+        elif isinstance(event, Wrote):
+            open.discard(event.trial)
+        most = max(most, len(open))
+    assert most == 3, "the first recurrence is alone, and then three are under way"
+    days = {
+        event.config["recurrence"] for event in read(Path(".penstock/nightly/log.jsonl")) if isinstance(event, Asked)
+    }
+    assert days == set(range(7))
+
+
+def test_where_nothing_counts_joules_the_cost_is_time_and_that_is_said_once(capsys):
+    made = job()
+    one = made.run(on=ps.Simulated(devices=1, kept=False))
+    assert (one.cost, one.joules) == (one.seconds, None)
+    made.run(on=ps.Simulated(devices=1, kept=False))
+    said = capsys.readouterr().err
+    assert said.count("The cost is time alone, and eta has no effect: simulated devices count joules with") == 1
+
+
+def test_a_default_that_misses_the_target_is_one_message_that_says_how_far_it_got():
+    with pytest.raises(
+        ps.StudyError, match=r"did not reach accuracy=1\.0: the default .* \(of batch sizes, 32 got to 0\.5 in 10 u"
+    ):
+        job(max_budget=10).run(5, on=on())
+    assert len(logged()) == 1, "the other recurrences have not begun"
+
+
+def test_no_size_that_reaches_the_target_is_one_message_that_says_how_far_each_got():
+    def drifting(config):
+        made = table(config)
+        return made if config["recurrence"] == 0 else ps.Tabulated({"accuracy": [0.4] * 60}, seconds=10)
+
+    broken = job(ps.TabulatedTask(drifting), policy="grid", batch_sizes=[16, 32])
+    broken.run(on=on())
+    with pytest.raises(
+        ps.StudyError, match=r"1 did .*: no batch .*\(of batch sizes, 16 got to 0\.4 in 60 units, 32 got to 0"
+    ):
+        broken.run(on=on())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"batch_sizes": []}, "^batch_sizes must be a list of batch sizes"),
+        ({"default": 48}, "^default must be one of batch_sizes="),
+        ({"target": None}, "^target must be a finite value of 'accuracy', got None"),
+        ({"eta": 1.5}, "^eta must be a number from 0 to 1, got 1.5"),
+        ({"risk": -0.1}, "^risk must be a number from 0 to 1, got -0.1"),
+        ({"beta": 0.5}, "^beta must be a number of at least 1, got 0.5"),
+        ({"recurrences": 0}, "^recurrences must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(change, said):
+    with pytest.raises(ps.StudyError, match=said):
+        job(**change)
+    with pytest.raises(ps.StudyError, match=r"^config must be a dict without batch_size and recurrence"):
+        ps.Recurring(
+            table, {"batch_size": 3}, batch_sizes=[3], default=3, metric="a", target=1, max_budget=1, recurrences=1
+        )
+
+
+class Days(Blobs):
+    """Blobs that turn a little each day."""
+
+    def data(self, config):
+        (x, y), valid = super().data({})
+        turn = 0.05 * config["recurrence"]
+        return (x + turn, y), valid
+
+
+def test_a_task_really_trains_with_each_size_and_gives_its_model():
+    made = job(Days(), metric="loss", mode="min", target=0.62, batch_sizes=[8, 16], default=16, risk=0.5, name="days")
+    made.config["momentum"] = 0.5
+    done = made.run(2, progress=False)
+    assert done[-1].model().training is False
+    assert isinstance(next(iter(done[-1].model().parameters())), torch.Tensor)
+    opened = json.loads(Path(".penstock/days/log.jsonl").read_text().splitlines()[0])["settings"]["kept"]
+    (phase,) = opened["phases"]
+    assert phase["dry"]
+    assert all(seconds > 0 for seconds in phase["unit_costs"].values())
+    assert phase["unit_costs"].keys() == {"8", "16"}
