@@ -95,7 +95,7 @@ DEEPEST = 0.65  # of the draw: what a lower limit does differs too much from job
 ERRORS = ((0.9, 0.08), (0.8, 0.08), (0.7, 0.09), (0.0, 0.12))
 """The standard error of the model, by the least part of the draw that a limit leaves.
 
-It was found on the V100 and A40 of the Zeus traces, 121 jobs, each without its own numbers but for the draw.
+It was found, as the constants above were, on the V100 and A40 of the Zeus traces: see ``bench/limits.py``.
 """
 
 
