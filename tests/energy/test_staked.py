@@ -72,6 +72,14 @@ def test_where_nothing_is_sure_nothing_is_tried():
     assert 128 in {run.size for run in play(job, Staked(risk=0.05), 50)}
 
 
+def test_a_size_far_from_all_tried_ones_waits_until_one_between_is_known():
+    terms = Terms((32, 128, 256), 32, 100, 100, {32: 1.0, 128: 0.9, 256: 0.1}, 1.2)
+    draw = np.random.default_rng(0)
+    assert Staked().choose(terms, Past(runs((32, 20))), (), draw).size == 128
+    known = Past((*runs((32, 20)), Run(Choice(128), 1, 20, 18.0, True)))
+    assert Staked().choose(terms, known, (), draw).size == 256
+
+
 def test_a_size_that_may_cost_more_than_the_default_is_drawn_only_where_that_can_be_lost():
     terms = Terms((32, 64), 32, 100, 100, {32: 1.0, 64: 0.98}, 1.0)
     past = Past(tuple(Run(Choice(size), i, 20, 20 * terms.unit_costs[size], True) for i, size in enumerate((32, 64))))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 SURE = 2.0  # deviations of a mean below which it is sure not to be
+REACH = 4.0  # how many times as large or small as a tried size an untried one may be
 STAKES = 16  # stakes of a size that are weighed against one another
 
 
@@ -62,6 +63,8 @@ class Staked:
         under_way = {choice.size for choice in past.running}
         for size in sorted(set(terms.sizes) - belief.reached.keys() - under_way):
             cost = terms.unit_costs[size]
+            if all(max(size / known, known / size) > REACH for known in belief.reached):
+                continue  # a slope that holds here may not hold so far away, and the stake would be gone
             units = min(int(most / cost + 1e-9), terms.max_budget) if cost > 0 else 0
             if units < 1 or left < 1:
                 continue
