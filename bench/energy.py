@@ -39,6 +39,7 @@ from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
+os.environ["PENSTOCK_OBSERVE_ONLY"] = "1"  # before anything can set a device's limit
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np

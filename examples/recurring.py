@@ -42,6 +42,6 @@ job = ps.Recurring(
 
 if __name__ == "__main__":
     for _ in range(10):
-        night = job.run(on=ps.Simulated(devices=1, watts=280.0))
+        night = job.run(on=ps.Simulated(devices=1, watts=280.0), power="limit")
         runs = " then ".join(f"{run.size} ({run.verdict})" for run in night.runs)
         print(f"day {night.number} batch size {runs}: {night.seconds:.0f} s, {(night.joules or 0) / 1e3:.1f} kJ")

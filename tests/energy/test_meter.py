@@ -117,12 +117,11 @@ def test_no_test_can_set_a_real_devices_limit():
 
 
 @pytest.mark.parametrize("path", sorted(p for part in ("bench", "examples") for p in (REPO / part).rglob("*.py")))
-def test_no_bench_or_example_sets_a_limit(path):
-    """Simulated devices have no limits but their own."""
+def test_no_bench_or_example_sets_a_real_devices_limit(path):
     text = path.read_text()
-    real = [line for line in text.splitlines() if re.search(r"\bpower=[\"']", line) and "Simulated(" not in line]
-    assert not [line for line in real if "limit" in line]
-    assert not real or OBSERVE_ONLY in text
+    lines = [line for line in text.splitlines() if re.search(r"\bpower=", line) and "ps.Simulated(" not in line]
+    assert not lines or OBSERVE_ONLY in text
+
 
 
 def test_where_only_observing_is_allowed_every_setting_is_refused(gpus, monkeypatch):

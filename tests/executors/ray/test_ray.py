@@ -592,7 +592,7 @@ def test_they_make_way_for_another_task_and_for_another_program(on, whole, patie
     there = pids(whole)
     executor = RayExecutor(Job(as_task(pulse), 0, "loss", "min", tmp_path / "states"), "ray")
     assert len(executor.devices()) == 4
-    assert not pids(whole) & there
+    until(lambda: not pids(whole) & there, "the first task's workers are gone")
     executor.close()
     there = pids(whole)
     assert len(there) == 4

@@ -161,6 +161,7 @@ def test_on_a_gpu(kind, cast):
 
 @pytest.mark.parametrize("kind", [*KINDS, *CELLS])
 def test_types_under_autocast_are_those_of_one_trial(kind):
+    torch.manual_seed(0)  # some weights make more of bfloat16's rounding than others
     module = kind(3, 4)
     run, params = swapped(module)
     x = torch.randn(2, 3) if kind in CELLS else torch.randn(5, 2, 3)
