@@ -123,7 +123,6 @@ def test_no_bench_or_example_sets_a_real_devices_limit(path):
     assert not lines or OBSERVE_ONLY in text
 
 
-
 def test_where_only_observing_is_allowed_every_setting_is_refused(gpus, monkeypatch):
     monkeypatch.setenv(OBSERVE_ONLY, "1")
     with pytest.raises(NvmlError, match="no power limit may be changed"):
