@@ -155,3 +155,27 @@ def test_a_surrogates_factors_go_with_copies_and_pickles_of_its_task():
         }
     )
     assert rates_of(Narrowable(), model, torch.optim.Adam(model.parameters())) == {}
+
+
+class Experts(nn.Module):
+    """Experts whose weights are one tensor: a product shapes it by the sizes of the activations that it meets."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.router = nn.Linear(24, 64), nn.Linear(64, 4, bias=False)
+        self.into, self.back = nn.Parameter(draws(4, 64, 128)), nn.Parameter(draws(4, 128, 64))
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = F.relu(self.first(x))
+        hidden = F.relu(torch.einsum("bd,ndh->bnh", x, self.into))
+        made = torch.einsum("bnh,nhd->bnd", hidden, self.back)
+        return self.last(x + (self.router(x).softmax(-1)[..., None] * made).sum(1))
+
+
+def test_what_an_einsum_sums_over_is_a_dimension_of_its_weight():
+    roles, shapes, _ = twin(Experts(), draws(3, 24))
+    assert {name: role for name, role in roles.items() if role != "input"} == {
+        "router.weight": "output", "into": "hidden", "back": "hidden", "last.weight": "output", "last.bias": "fixed"
+    }  # fmt: skip
+    assert (shapes["into"], shapes["back"]) == ((4, 32, 64), (4, 64, 32))

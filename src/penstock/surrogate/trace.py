@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -101,12 +101,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.summed: list[Size] = []  # of two tensors, with the sizes as they were written
         self.heads: list[Size] = []  # what products of two activations sum over
         self.tables: list[tuple[Size, ...]] = []
-        self.derived: dict[int, Any] = {}  # parameters and functions of them alone, kept alive by their ids
+        # Parameters and functions of them alone, by their ids, which the tensors keep; and the parameters' own sizes.
+        self.derived: dict[int, tuple[Any, tuple[Size, ...]]] = {}
         self.outside: list[tuple[int, Size]] = []  # sizes of used outputs, and how many products came before
         self._outputs: dict[int, tuple[int, Any]] = {}  # what outermost modules gave, until it is used
 
-    def derive(self, one: Any) -> None:
-        self.derived[id(one)] = one
+    def derive(self, one: Any, sizes: Iterable[Size]) -> None:
+        self.derived[id(one)] = one, tuple(dict.fromkeys(sizes))
 
     def give(self, output: Any) -> None:
         """Note what an outermost module gives: its sizes count once it is used."""
@@ -138,8 +139,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.tied and name not in _PRODUCTS and any(map(_is_tie, self.env.guards[known:])):
             self.tied = _line(traceback.extract_stack())
         if given and all(id(one) in self.derived for one in given):
+            own = [size for one in given for size in self.derived[id(one)][1]]
             for one in tree_leaves(made):
-                self.derive(one)
+                self.derive(one, own)
         return made
 
     def _product(self, left: Tensor, right: Tensor) -> None:
@@ -147,9 +149,16 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sizes = {id(left): left.shape[-1], id(right): right.shape[max(0, right.ndim - 2)]}
         weights = [one for one in (right, left) if id(one) in self.derived]
         if weights:
-            self.summed.append(_raw(sizes[id(weights[0])]))
+            self.summed.append(self._own(weights[0], _raw(sizes[id(weights[0])])))
         elif left.ndim == 3:
             self.heads.append(_raw(left.shape[-1]))
+
+    def _own(self, weight: Tensor, size: Size) -> Size:
+        """A size of a weight as its parameter has it: ``einsum`` shapes a weight by the sizes of what it meets."""
+        own = self.derived[id(weight)][1]
+        if size in own or not isinstance(size, sympy.Basic):
+            return size
+        return next((one for one in own if self.env.simplify(one) == self.env.simplify(size)), size)
 
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"}
@@ -284,7 +293,7 @@ def _trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any
             watch.give(output)
 
     for parameter in model.parameters():
-        watch.derive(parameter)
+        watch.derive(parameter, map(_raw, parameter.shape))
     for module in model.modules():
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)
