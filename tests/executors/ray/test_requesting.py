@@ -179,9 +179,10 @@ def test_nodes_come_for_a_request_and_go_with_it_but_not_under_a_trial(empty, ma
     executor.place(Bundle("a", (trained.name,), ()))
     watch.until(lambda: watch.count(DeviceLost) == 2, "a device that nobody needs goes")
     assert watch.count(TrialStopped) == 1
-    watch.until(lambda: not empty.made(), "the last node goes too")  # a worker may be placed on one that is about to
-    assert executor.describe([{}], train=False), "a worker comes for what needs one"
-    assert not lost, "none was started before it had a place"
+    watch.until(lambda: not empty.made(), "the last node goes too")
+    assert not lost, "no worker was started before it had a place"
+    # A worker comes for what needs one; the first autoscaler may take its node away once more before it is there.
+    assert executor.describe([{}], train=False)
 
 
 @pytest.mark.parametrize("cluster", ["v2"], indirect=True)  # that either makes nodes from none is seen above
