@@ -5,6 +5,7 @@ import json
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
+from penstock.report.recurring import summed
 from tests.test_recurring import job, on
 
 
@@ -21,3 +22,11 @@ def test_show_lists_the_runs_with_cost_stake_and_verdict():
     rows = [line.split() for line in shown.splitlines() if line.endswith(("reached", "stopped"))]
     assert rows[0] == ["0", "32", "20", "1", "576", "kJ", "none", "576", "kJ", "40:00", "reached"]
     assert [row[-1] for row in rows] == ["reached", "stopped", "reached", "reached"]
+
+
+def test_costs_are_seconds_where_no_greatest_power_is_known_though_joules_are():
+    run = {"recurrence": 0, "size": 32, "units": 3, "best": None, "stake": 90.0, "verdict": "reached"}
+    by_time = {**run, "cost": 60.0, "seconds": 60.0, "joules": 7200.0}
+    by_both = {**run, "cost": 9000.0, "seconds": 60.0, "joules": 7200.0}
+    assert "which cost 1:00, 0.0 s of it" in summed([by_time])
+    assert "which cost 9 kJ, 0 kJ of it" in summed([by_both])

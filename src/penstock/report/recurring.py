@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from math import isclose
 from typing import Any
 
 from rich.table import Table
@@ -22,7 +23,7 @@ def run_facts(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 def shown(runs: Sequence[dict[str, Any]], metric: str) -> Table:
     """The runs as a terminal shows them."""
-    costs = _joules if any(run["joules"] is not None for run in runs) else clock
+    costs = _unit(runs)
     return rows_table(
         [
             {
@@ -43,7 +44,7 @@ def shown(runs: Sequence[dict[str, Any]], metric: str) -> Table:
 
 def summed(runs: Sequence[dict[str, Any]]) -> str:
     """How many recurrences there were, and what they cost, in a sentence."""
-    costs = _joules if any(run["joules"] is not None for run in runs) else clock
+    costs = _unit(runs)
     done = {run["recurrence"] for run in runs if run["verdict"] == "reached"}
     first, last = runs[0]["cost"], [run["cost"] for run in runs if run["recurrence"] in sorted(done)[-5:]]
     mean = sum(last) / max(1, min(5, len(done)))
@@ -53,6 +54,11 @@ def summed(runs: Sequence[dict[str, Any]]) -> str:
         f"{len(done)} recurrences reached the target in {len(runs)} runs, which cost {total}, {lost} of it in runs "
         f"that did not. The first cost {costs(first)}, the last five {costs(mean)} each."
     )
+
+
+def _unit(runs: Sequence[dict[str, Any]]) -> Callable[[float], str]:
+    """How costs are written: those of a device whose greatest power is not known are seconds."""
+    return clock if all(isclose(run["cost"], run["seconds"]) for run in runs) else _joules
 
 
 def _joules(cost: float) -> str:
