@@ -30,3 +30,10 @@ def test_costs_are_seconds_where_no_greatest_power_is_known_though_joules_are():
     by_both = {**run, "cost": 9000.0, "seconds": 60.0, "joules": 7200.0}
     assert "which cost 1:00, 0.0 s of it" in summed([by_time])
     assert "which cost 9 kJ, 0 kJ of it" in summed([by_both])
+
+
+def test_resume_says_how_a_recurring_job_goes_on():
+    job(batch_sizes=[16, 32]).run(on=on())
+    told = CliRunner().invoke(app, ["resume", "nightly"])
+    assert told.exit_code == 2
+    assert "nightly is a recurring job" in " ".join(told.output.split())

@@ -146,11 +146,20 @@ def resume(
         changes["surrogate"] = Surrogate.of(kept)
     with apart(json):
         with refused(BAD_USAGE):
+            _refuse_recurring(name, settings)
             file = origin(name, settings, dir, trust)
             check_defines_study(file)
             study = load(file).replace(name=name, dir=dir, seed=settings["seed"], **changes)
         result = _run(study, {**context.params, "plan": None}, logged=history.given)
     _show_result(result, json)
+
+
+def _refuse_recurring(name: str, settings: Mapping[str, Any]) -> None:
+    if str(settings.get("algorithm")).startswith("Recurrences("):
+        raise StudyError(
+            f"{name} is a recurring job, and not a study that resume goes on with: run the program that made it. "
+            "Its job.run() finishes a recurrence that was cut off, and then begins the next."
+        )
 
 
 def profile(
