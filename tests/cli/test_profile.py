@@ -187,16 +187,12 @@ def test_on_one_device_it_says_what_each_way_of_sharing_gives(monkeypatch: pytes
         r'(No pack pays|Packs of 2 bundles pay): 2 bundles together train .* "auto" packs nothing', lines[6]
     )
     assert re.fullmatch(r"A change from trial to trial takes \S+ ms\.", lines[7])
-    assert lines[8].startswith("Kept in .penstock/profiles.jsonl")
-    assert lines[9] == "A unit alone on a device, with its evaluation and saving:"
-    assert [re.match(r"  (\d) configs  16.*ms, ±", line).group(1) for line in lines[10:12]] == ["3", "3"]
-    assert lines[12] == "Of 6 configs, 6 can be fused with others, in 2 groups:"
-    reasons = [line.split(": ", 1)[1] for line in lines[13:] if ": " in line]
+    assert lines[8] == "A unit alone on a device, with its evaluation and saving:"
+    assert [re.match(r"  (\d) configs  16.*ms, ±", line).group(1) for line in lines[9:11]] == ["3", "3"]
+    assert lines[11] == "Of 6 configs, 6 can be fused with others, in 2 groups:"
+    reasons = [line.split(": ", 1)[1] for line in lines[12:] if ": " in line]
     assert len(reasons) == 1
     assert re.fullmatch(r"0\.out_features is [12] in one trial and [12] in another", reasons[0])
-    (one,) = [one for one in kept() if one.kind == "packing"]
-    assert (one.signature, sorted(one.table)) == ("pack", [2])
-    assert [path.name for path in Path(".penstock").iterdir()] == ["profiles.jsonl"]
 
 
 def test_every_signature_of_the_first_draws_is_measured_and_a_plan_is_made_of_it() -> None:
@@ -250,7 +246,7 @@ def test_with_json_the_ways_of_sharing_are_one_object_and_the_papers_measures_fo
 def test_one_signature_that_trains_as_one_bundle_leaves_nothing_to_pack() -> None:
     said = answer(file(TASK.replace('print("training", flush=True)', "pass")), "--workers", 1)
     assert [row["mode"] for row in said["rows"]] == ["solo, in turn", "fused, in turn"]
-    assert (said["sigmas"], said["pays"], said["kept"]) == ({}, 1, None)
+    assert (said["sigmas"], said["pays"]) == ({}, 1)
     assert "nothing to pack" in said["reason"]
 
 

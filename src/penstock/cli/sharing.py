@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from penstock.bundle import Bundle, BundleMode, Description, Device, Job, Measured, Placement, TrialFailed
 from penstock.cli.profile import NAME, configs_of
 from penstock.cli.units import time_units
-from penstock.engine.clocking import Shelf
 from penstock.errors import StudyError
 from penstock.executors.local import find_devices
 from penstock.log.states import States
@@ -25,8 +24,7 @@ from penstock.report.sharing import Sharing, Way
 from penstock.running import executor_of
 from penstock.settings import RunSettings
 from penstock.speed.packing import switching, throughput
-from penstock.speed.profiles import Profiles
-from penstock.task import fingerprint, task_name
+from penstock.task import task_name
 from penstock.training.random.generators import own_randomness
 from penstock.training.runs.packed import PackedRun
 from penstock.training.worker import Worker
@@ -109,20 +107,11 @@ def _found(study: Study, device: Device, trials: _Profiling) -> tuple[Sharing, d
         change / len(alone),
         {} if told is None else told.table,
         _reason(len(best), told),
-        None if told is None else _kept(study, device, told),
         cpu=not trials.worker.on_gpu,
         bundles=tuple(map(len, bundles)),
         groups=tuple(group(described)),
     )
     return found, steps
-
-
-def _kept(study: Study, device: Device, told: Measured) -> Path | None:
-    """Keep the gain of packs, as a study would; the file that has it now."""
-    shelf = Shelf(Profiles.open(study.dir / "profiles.jsonl"), fingerprint(study.task))
-    shelf.measured(told, device)
-    again = Shelf(Profiles.open(shelf.profiles.path), shelf.task).get("pack", device, "packing")
-    return None if again is None or again.table != told.table else shelf.profiles.path
 
 
 def _reason(bundles: int, event: Measured | None) -> str:

@@ -61,7 +61,9 @@ class Shelf:
 
     def measured(self, event: Measured, device: Device) -> None:
         """Keep a worker's measurement."""
-        if event.kind == "refusing" or (event.table and event.kind != "threads"):  # threads are chosen anew each time
+        if event.kind == "threads" or event.kind == "packing":
+            return  # both depend on what else there is, and are measured in each study
+        if event.kind == "refusing" or event.table:
             what = (event.signature, event.kind, event.table, event.size, event.way, event.reason)
             self.profiles.put(Profile(self.task, device_kind(device), *what))
 

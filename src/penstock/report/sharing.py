@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -36,7 +35,7 @@ class Sharing:
     """What sharing one device gives.
 
     ``switching`` are the seconds that a change of trials costs (Pack, eq. 4). ``sigmas`` has the gain of packs by the
-    number of their bundles, and ``reason`` says it. ``kept`` is the file that keeps it for the next study, or None.
+    number of their bundles, and ``reason`` says it.
     ``bundles`` are the numbers of trials of each signature, ``groups`` the configs that can be fused, and ``units``
     the seconds of a unit of each signature.
     """
@@ -47,7 +46,6 @@ class Sharing:
     switching: float
     sigmas: Mapping[int, float]
     reason: str
-    kept: Path | None
     cpu: bool
     bundles: tuple[int, ...]
     groups: tuple[Group, ...]
@@ -61,8 +59,7 @@ def sharing_facts(found: Sharing) -> dict[str, Any]:
         for one in found.ways
     ]
     known = {key: one for key, one in vars(found).items() if key != "ways"}
-    known |= {"kept": None if found.kept is None else str(found.kept), "groups": [vars(one) for one in found.groups]}
-    known["units"] = [vars(one) for one in found.units]
+    known |= {"groups": [vars(one) for one in found.groups], "units": [vars(one) for one in found.units]}
     return {**known, "pays": how_many(found.sigmas), "rows": rows}
 
 
@@ -93,18 +90,15 @@ def sharing_table(facts: Mapping[str, Any]) -> Table:
 
 
 def verdict(facts: Mapping[str, Any]) -> str:
-    """Whether packs pay and why, what a change of trials costs, and where the measurement is kept.
+    """Whether packs pay and why, and what a change of trials costs.
 
-    >>> facts = {"pays": 2, "reason": "so it is", "switching": 0.1, "cpu": False, "kept": "profiles.jsonl"}
+    >>> facts = {"pays": 2, "reason": "so it is", "switching": 0.1, "cpu": False}
     >>> print(verdict(facts))
     Packs of 2 bundles pay: so it is.
     A change from trial to trial takes 100 ms.
-    Kept in profiles.jsonl, for the next study of this task on such a device.
     """
     pays = "No pack pays" if facts["pays"] == 1 else f"Packs of {facts['pays']} bundles pay"
     cpu = ' "auto" packs nothing on a CPU, where bundles take turns.' if facts["cpu"] else ""
     lines = [f"{pays}: {facts['reason'].rstrip('.')}.{cpu}"]
     lines.append(f"A change from trial to trial takes {value(1000 * facts['switching'])} ms.")
-    if facts["kept"] is not None:
-        lines.append(f"Kept in {facts['kept']}, for the next study of this task on such a device.")
     return "\n".join(lines)

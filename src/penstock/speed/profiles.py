@@ -23,7 +23,6 @@ Kind = Literal[
     "scaling",
     "trying",
     "refusing",
-    "packing",
     "unit",
     "spread",
     "moving",
@@ -39,7 +38,6 @@ Kind = Literal[
 - "scaling": seconds of one step of one trial, by the number of its devices.
 - "trying": seconds that the check before a signature's first step together takes, at 0, and a step alone, at 1.
 - "refusing": nothing, as trials of the signature cannot be fused: ``reason`` says why.
-- "packing": how many times as fast a pack trains as its bundles in turn, by the number of its bundles.
 - "unit": seconds of a unit of a trial alone on a device, by the count 1.
 - "spread": how units vary: the deviation of a trial's units in seconds, at 0, that of the trials' means, at 1, and the
   number of trials that were seen, at 2.

@@ -176,13 +176,19 @@ class ByDevice(Clocked):
         return self.seconds if self.launched >= launches else math.nan
 
 
-def test_steps_that_are_launched_ahead_are_timed_by_the_device_whatever_the_host_saw(monkeypatch):
+def begun(monkeypatch, runs):
+    """A weighing whose first window has begun, and its clock."""
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    weighing = Weighing(runs := [ByDevice(0.001, "a"), ByDevice(0.001, "b")])
+    weighing = Weighing(runs)
     for run in runs:
         run.step()
     weighing.look()
+    return weighing, clock
+
+
+def test_steps_that_are_launched_ahead_are_timed_by_the_device_whatever_the_host_saw(monkeypatch):
+    weighing, clock = begun(monkeypatch, runs := [ByDevice(0.001, "a"), ByDevice(0.001, "b")])
     while not weighing.done:
         together = len(weighing.active) > 1
         for run in weighing.active:
@@ -197,12 +203,7 @@ def test_steps_that_are_launched_ahead_are_timed_by_the_device_whatever_the_host
 
 
 def test_a_device_that_computes_few_launches_is_not_waited_for_long(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    weighing = Weighing(runs := [ByDevice(0.001, "a"), ByDevice(0.001, "a")])
-    for run in runs:
-        run.step()
-    weighing.look()
+    weighing, clock = begun(monkeypatch, [ByDevice(0.001, "a"), ByDevice(0.001, "a")])
     while not weighing.done:
         for run in weighing.active:
             run.step()
@@ -213,12 +214,7 @@ def test_a_device_that_computes_few_launches_is_not_waited_for_long(monkeypatch)
 
 
 def test_a_run_that_launches_nothing_any_more_holds_nobody_up(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    weighing = Weighing(runs := [ByDevice(0.1, "a"), ByDevice(0.1, "b")])
-    for run in runs:
-        run.step()
-    weighing.look()
+    weighing, clock = begun(monkeypatch, [ByDevice(0.1, "a"), ByDevice(0.1, "b")])
     while not weighing.done:
         for run in weighing.active:
             run.step()
@@ -228,13 +224,7 @@ def test_a_run_that_launches_nothing_any_more_holds_nobody_up(monkeypatch):
 
 
 def test_a_run_whose_step_has_become_another_kind_of_step_is_timed_alone_again(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    plain, other = Clocked(0.02, "a"), ByDevice(0.001, "b")
-    weighing = Weighing([plain, other])
-    for run in (plain, other):
-        run.step()
-    weighing.look()
+    weighing, clock = begun(monkeypatch, [plain := Clocked(0.02, "a"), other := ByDevice(0.001, "b")])
     while not weighing.done:
         if len(weighing.active) > 1:  # from now on, it is captured
             plain.step_seconds = lambda launches: 0.001

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
@@ -95,9 +95,10 @@ def _tuples(value: Any) -> Any:
 
 def name_parts() -> None:
     """Have Triton read the parts of all kernels' names that are files of its own; it keeps what it found."""
-    from triton.runtime.cache import triton_key
+    with suppress(ImportError):  # another Triton reads them with the first name
+        from triton.runtime.cache import triton_key
 
-    triton_key()
+        triton_key()
 
 
 @cache
