@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from penstock.training.fused.ways import Native
 from penstock.training.kernels import weighing
 from penstock.training.kernels.choice import kernels
-from penstock.training.kernels.moments import SUMMING, moments, moments_twin
+from penstock.training.kernels.moments import PARTS, SUMMING, moments, moments_twin, parts
 from penstock.training.kernels.normalization import ACTIVATIONS, batch_norm, reduce, reduce_twin
 from tests.training.kernels.poisoned import poisoned
 
@@ -87,13 +87,31 @@ def test_moments_far_from_zero_in_many_parts(monkeypatch):
     torch.testing.assert_close(moments(y)[0].double(), exact[0], rtol=2.4e-7, atol=0)  # two roundings
 
 
-def test_sums_of_more_channels_than_a_program_has():
-    y, d, small = (torch.randn(*shape, device=DEVICE) for shape in ((2, 3, 7, 5, 70), (2, 3, 7, 5, 70), (2, 70)))
+@pytest.mark.parametrize("shape", [(1, 5, 7, 6, 5), (2, 3, 7, 5, 70)])  # few channels; more channels than a program has
+def test_numbers_that_follow_from_the_sums_of_all_parts(shape, monkeypatch):
+    for module in ("moments", "normalization"):
+        monkeypatch.setattr(f"penstock.training.kernels.{module}.SUMMING", [SUMMING[0] | {"ELEMENTS": 512}])
+    trials, *_, channels = shape
+    y, d = (torch.randn(shape, device=DEVICE) for _ in range(2))
+    given = torch.randn(trials, 3 * channels, device=DEVICE)[:, channels : 2 * channels]  # as a parameter in its row
+    each = torch.rand(trials, device=DEVICE)
+    numbers = torch.randn(5, trials, channels, device=DEVICE)
     with poisoned():
-        both, (sums, _) = moments(y), reduce(d, y, None, small, small, small, 1)
-    torch.testing.assert_close(both.double(), moments_twin(y.double()), rtol=1e-5, atol=1e-6)
-    wide = (y.double(), None, *[small.double()] * 3)
-    torch.testing.assert_close(sums.double(), reduce_twin(d.double(), *wide, 1, False)[0], rtol=1e-5, atol=1e-4)
+        back, _ = reduce(d, y, None, numbers, 1)
+        every = [moments(y), moments(y, given, None, each), moments(y, None, given, None, 0.3)]
+    wide, eps = given.double(), each.double()
+    exact = [(), (wide, None, eps), (None, wide, None, 0.3)]
+    for found, known in zip(every, exact, strict=True):
+        torch.testing.assert_close(found.double(), moments_twin(y.double(), *known), rtol=1e-5, atol=1e-6)
+    true = reduce_twin(d.double(), y.double(), None, numbers.double(), 1)[0]
+    assert float((back.double() - true).norm()) < 1e-5 * float(true.norm())
+
+
+def test_a_trial_has_no_more_parts_than_are_combined():
+    for blocks in SUMMING:
+        grid, own = parts(torch.empty(1, 1024, 64, 64, 64, device="meta"), blocks)
+        assert grid[0] <= PARTS < grid[0] * 2
+        assert grid[0] * own["EACH"] * own["BR"] >= own["R"]
 
 
 @pytest.mark.parametrize("added", [False, True])

@@ -129,8 +129,9 @@ def test_one_trial_more_or_less_asks_for_no_other_blocks(monkeypatch):
         w = torch.ones(trials, 4, 4, 3, 3, device=DEVICE, requires_grad=True)
         weighing.convolution(x, w, where)[0].sum().backward()
         depthwise.depthwise(x, w[:, 0].flatten(2).mT, where).sum().backward()
-        normalization.reduce(x, x, None, *[x[:, 0, 0, 0]] * 3, 0)
-        normalization.normalize(x, *[x[:, 0, 0, 0]] * 3, None, 0)
+        numbers = moments.moments(x)
+        normalization.reduce(x, x, None, numbers, 0)
+        normalization.normalize(x, numbers, None, 0)
         attention.attention(*[x.flatten(0, 1)] * 3)
         asked[trials].append(moments.parts(x, moments.SUMMING[0])[1])
     assert len(asked[5]) > 6

@@ -23,37 +23,38 @@ class _OfNormalized(torch.autograd.Function):
     def forward(
         ctx: Any,
         y: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        eps: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: torch.Tensor | float,
         act: int,
         w: torch.Tensor,
         geometry: list[int],
     ) -> Any:
-        stats, mean, rstd, scale = measured(y, weight, eps)
-        images: torch.Tensor = normalize(y, mean, scale, bias, None, act)
-        ctx.act, ctx.geometry = act, geometry
+        numbers = measured(y, weight, bias, eps)
+        images: torch.Tensor = normalize(y, numbers, None, act)
+        stats = numbers[:2]
+        ctx.act, ctx.geometry, ctx.affine = act, geometry, (weight is not None, bias is not None)
         ctx.mark_non_differentiable(stats)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(y, mean, rstd, scale, bias, w)
+        ctx.save_for_backward(y, numbers, w)
         return convolve(images, w, geometry, None, False), images, stats
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        y, mean, rstd, scale, bias, w = ctx.saved_tensors
+        y, numbers, w = ctx.saved_tensors
         g, d, _ = grads
         if g is not None:
             d = convolve(g, w, Geometry.from_flat(ctx.geometry).turned().flat(), d, True)
-        sums, images = reduce(d, y, None, mean, scale, bias, ctx.act, g is not None)
+        back, images = reduce(d, y, None, numbers, ctx.act, g is not None)
         of_w = None if g is None else weigh(images, g, ctx.geometry).to(w.dtype)
-        return *returned(d, y, mean, rstd, scale, bias, ctx.act, sums), None, None, of_w, None
+        return *returned(d, y, numbers, back, ctx.act, ctx.affine), None, None, of_w, None
 
 
 def convolution_of_normalized(
     y: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    eps: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: torch.Tensor | float,
     act: int,
     filters: torch.Tensor,
     geometry: Geometry,

@@ -76,13 +76,12 @@ def _by_kernel(x: Stacked, mean: Any, var: Any, weight: Any, bias: Any, momentum
         for stat, new in ((mean, stats[0]), (var, stats[1] * (count / (count - 1)))):
             stat.moved(0).copy_(stat.moved(0) * (1 - part) + new.to(stat.dtype) * part)
 
-    like = x.whole.new_ones(x.trials, channels, dtype=torch.promote_types(x.dtype, torch.float32))
     weight, bias = (
-        none if value is None else value.moved(0) if isinstance(value, Stacked) else value.expand(x.trials, -1)
-        for value, none in ((weight, like), (bias, torch.zeros_like(like)))
+        value.moved(0) if isinstance(value, Stacked) else value if value is None else value.expand(x.trials, -1)
+        for value in (weight, bias)
     )
-    each = torch.full_like(like[:, 0], eps) if own_eps is None else own_eps.to(like.dtype)
-    return Normalized(Parts(inside(x), weight, bias, each), mean, None if mean is None else keep)
+    eps = float(eps) if own_eps is None else own_eps
+    return Normalized(Parts(inside(x), weight, bias, eps), mean, None if mean is None else keep)
 
 
 def _by_steps(

@@ -26,9 +26,9 @@ class Parts:
     """The arguments of ``kernels.normalization.batch_norm``; images are [trials, examples, height, width, channels]."""
 
     images: torch.Tensor
-    weight: torch.Tensor
-    bias: torch.Tensor
-    eps: torch.Tensor
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    eps: torch.Tensor | float
     residual: torch.Tensor | None = None
     act: int = 0
 
