@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 from penstock.training.kernels import convolution as convolving
-from penstock.training.kernels import weighing
+from penstock.training.kernels import patches, weighing
 from penstock.training.kernels.apart import APART
 from penstock.training.kernels.convolution import convolve, convolve_by, convolve_twin
 from penstock.training.kernels.geometry import Geometry, axis
@@ -126,6 +126,31 @@ def test_gradients_of_weights_are_added_up_from_their_parts():
     flat = geometry.flat()
     exact, sizes = (weigh_twin(f(x.double()), f(g.double()), flat) for f in (lambda v: v, torch.abs))
     near(weigh_by(x, g, geometry, x.shape[-1], blocks), exact, sizes)
+
+
+def test_more_entries_than_are_added_at_a_time_and_channels_that_are_left_out():
+    """Forty parts of eight places; the images got a channel to be read by fours."""
+    geometry, channels, made = Geometry.of((7, 7), (3, 3), (1, 1), (1, 1), (1, 1)), 3, 5
+    by = patches.cut(geometry, 4, made, 2, 4, torch.device(DEVICE))
+    parts = torch.randn(2, 40, by.constants["K"], by.columns, device=DEVICE)
+    with poisoned():
+        found = patches.collect(parts, by, 9, channels)
+    apart = parts.double().sum(1).unflatten(2, (8, made)).unflatten(1, (-1, 4))
+    own = torch.arange(8, device=DEVICE)
+    rows = [apart[:, by.through[tap], :channels, own].sum(0) for tap in range(9)]
+    torch.testing.assert_close(found.double(), torch.stack(rows, 1), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("trials", [1, 2, 3])
+def test_the_first_blocks_of_few_trials_fill_a_device_with_few_parts(trials):
+    """Of the layers of a small ResNet on MNIST; at first one trial had 128 parts of eight places, added in turn."""
+    for channels, size in ((4, 28), (8, 28), (16, 14), (32, 7), (64, 7)):
+        geometry = Geometry.of((size, size), (3, 3), (1, 1), (1, 1), (1, 1))
+        blocks = weighing.candidates(geometry, channels, max(8, channels), trials, False)[0]
+        rows, columns = (axis(geometry, dim, blocks[name]) for dim, name in ((0, "B0"), (1, "B1")))
+        programs = trials * blocks["PARTS"] * -(-channels * rows.taps * columns.taps // blocks["BK"])
+        assert programs >= 128
+        assert blocks["PARTS"] * rows.block * columns.block <= 2 * patches.MOST
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="Triton's interpreter knows no bfloat16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,6 +12,7 @@ import triton.language as tl
 
 from penstock.training.kernels.geometry import Geometry, axis, between, through
 
+MOST = 256  # entries of a number that are added at a time
 OUTSIDE = tl.constexpr(1 << 20)  # rows below any image; twice as many still fit into 32 bits
 
 
@@ -102,25 +104,31 @@ def _spread(
         tl.store(to + own * N, value.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
-def _collect(
-    parts, table, out, T: tl.constexpr, C: tl.constexpr, OWN: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    PLACES: tl.constexpr, PARTS: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """out[trial, n, c, tap] = the sum over parts, and over places of a block, of the entries at that tap, c < OWN."""
-    trial = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(0) * BR + tl.arange(0, BR)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
+@triton.jit(do_not_specialize=["T", "C", "OWN", "N", "K", "PLACES", "PARTS"])
+def _collect(parts, table, out, T, C, OWN, N, K, PLACES, PARTS, BE: tl.constexpr, BQ: tl.constexpr):
+    """out[trial, n, c, tap] = the sum over parts, and over places of a block, of the entries at that tap, c < OWN.
+
+    A program adds BQ entries of each of BE numbers at a time, in a fixed order. It is compiled for no one layer.
+    """
+    trial = tl.program_id(1).to(tl.int64)
+    number = tl.program_id(0) * BE + tl.arange(0, BE)
+    row = number // N
+    n = number % N
     c = row // T
-    there = (c < OWN)[:, None] & (n < N)[None, :]
-    parts += trial * (PARTS * K * PLACES * N)
-    total = tl.zeros((BR, BN), dtype=tl.float32)
-    for own in range(0, PLACES):
-        place = tl.load(table + row % T * PLACES + own)
-        at = (((place * C + c) * PLACES + own) * N)[:, None] + n[None, :]
-        for part in range(0, PARTS):
-            total += tl.load(parts + part * (K * PLACES * N) + at, mask=there, other=0.0)
-    tl.store(out + trial * (OWN * T * N) + (n * (OWN * T))[None, :] + row[:, None], total, mask=there)
+    size = K * PLACES * N
+    parts += trial * PARTS * size + c * (PLACES * N) + n
+    table += row % T * PLACES
+    total = tl.zeros((BQ, BE), dtype=tl.float32)
+    first = 0
+    while first < PARTS * PLACES:
+        entry = first + tl.arange(0, BQ)
+        own = entry % PLACES
+        there = (entry < PARTS * PLACES)[:, None] & (c < OWN)[None, :]
+        place = tl.load(table[None, :] + own[:, None], mask=there, other=0)
+        at = (entry // PLACES * size + own * N)[:, None] + place * (C * PLACES * N)
+        total += tl.load(parts[None, :] + at, mask=there, other=0.0)
+        first += BQ
+    tl.store(out + trial * OWN * T * N + n * (OWN * T) + row, tl.sum(total, 0), mask=c < OWN)
 
 
 @dataclass(frozen=True)
@@ -133,13 +141,6 @@ class Cut:
     places: int  # of a block
     between: torch.Tensor
     through: torch.Tensor
-
-    def tiles(self, rows: int) -> tuple[tuple[int, int], dict[str, int]]:
-        """The grid of a trial and the constants of kernels of weights, with so many rows of outputs."""
-        wide = min(32, triton.next_power_of_2(self.constants["N"]))
-        own = {name: self.constants[name] for name in ("C", "N", "K")} | {"PLACES": self.places}
-        own |= {"BR": 1024 // wide, "BN": wide}
-        return (triton.cdiv(rows, own["BR"]), triton.cdiv(own["N"], wide)), own
 
 
 @cache
@@ -164,8 +165,12 @@ def spread(w: torch.Tensor, cut: Cut, dtype: torch.dtype, turned: bool) -> torch
     trial, tap, c, n = w.transpose(2, 3).stride() if turned else w.stride()
     out = torch.empty(len(w), cut.constants["K"], cut.columns, device=w.device, dtype=dtype)
     dense = not turned and cut.places == 1 and (tap, c) == (1, w.shape[1])
-    grid, own = cut.tiles(cut.constants["K"])
-    _spread[*grid, len(w)](w, cut.between, out, trial, tap, c, n, T=w.shape[1], TURNED=turned, DENSE=dense, **own)
+    own = {name: cut.constants[name] for name in ("C", "N", "K")} | {"PLACES": cut.places}
+    own["BN"] = min(32, triton.next_power_of_2(own["N"]))
+    own["BR"] = 1024 // own["BN"]
+    _spread[triton.cdiv(own["K"], own["BR"]), triton.cdiv(own["N"], own["BN"]), len(w)](
+        w, cut.between, out, trial, tap, c, n, T=w.shape[1], TURNED=turned, DENSE=dense, **own
+    )
     return out
 
 
@@ -174,7 +179,12 @@ def collect(parts: torch.Tensor, cut: Cut, taps: int, channels: int) -> torch.Te
 
     The gradients lie as the parameter does, [trials, outputs, channels, taps].
     """
-    out = torch.empty(len(parts), cut.constants["N"], channels, taps, device=parts.device, dtype=torch.float32)
-    grid, own = cut.tiles(channels * taps)
-    _collect[*grid, len(parts)](parts, cut.through, out, T=taps, OWN=channels, PARTS=parts.shape[1], **own)
+    trials, count, k, _ = parts.shape
+    made = cut.constants["N"]
+    out = torch.empty(trials, made, channels, taps, device=parts.device, dtype=torch.float32)
+    entries = min(MOST, 4 ** math.ceil(math.log(count * cut.places, 4)))  # a power of four, for fewer kernels
+    own = {"BE": 4096 // entries, "BQ": entries, "num_warps": 8}
+    _collect[triton.cdiv(made * channels * taps, own["BE"]), trials](
+        parts, cut.through, out, taps, cut.constants["C"], channels, made, k, cut.places, count, **own
+    )
     return out.permute(0, 3, 2, 1)

@@ -16,7 +16,7 @@ from penstock.training.kernels.apart import offered as apart
 from penstock.training.kernels.choice import exact, runs, splits
 from penstock.training.kernels.convolution import convolve, for_each, patches_twin
 from penstock.training.kernels.geometry import Geometry, axis, sides
-from penstock.training.kernels.patches import add_product, collect, cut, load_patches, places_made
+from penstock.training.kernels.patches import MOST, add_product, collect, cut, load_patches, places_made
 from penstock.training.kernels.tuning import Blocks, about, tuned
 from penstock.training.uncompiled import operator
 
@@ -85,7 +85,8 @@ def candidates(geometry: Geometry, channels: int, made: int, trials: int, split:
         if 4096 * warps < BK * BN:  # the registers do not hold so many
             continue
         programs = about(trials) * triton.cdiv(patch, BK) * triton.cdiv(columns, BN)
-        parts = max(1 if programs >= 1024 else 2, (1024 if split else 256) // programs)
+        most = 2 * MOST // (down * across)  # or adding the parts takes longer than making them
+        parts = max(1 if programs >= 1024 else 2, min(most, (1024 if split else 256) // programs))
         one = Blocks(B0=down, B1=across, BN=BN, BK=BK, BM=BM, num_warps=warps, num_stages=stages, PARTS=parts)
         if split:
             one["SPLIT"] = 1
