@@ -41,6 +41,7 @@ class Trials:
         self._new: dict[int, tuple[Training, State | None]] = {}  # by trial without a state: it, and its random states
         self._regrown: dict[int, State] = {}  # by trial: the state that the legs before it gave
         self._save_cost = 0.0  # seconds, as last measured
+        self.runs = 1  # how many runs this worker has
         self._saves_between = True
         self._checked = False  # whether a function's state was seen to be loadable; a dry batch shows that of a task
 
@@ -187,18 +188,21 @@ class Trials:
 
     @property
     def save_cost(self) -> float:
-        """Seconds that writing a state takes; infinite where states are written with reports alone."""
-        return self._save_cost if self._saves_between else math.inf
+        """Seconds of the host that a state takes, for each run that waits meanwhile.
+
+        Infinite where states are written with reports alone.
+        """
+        return self._save_cost * self.runs if self._saves_between else math.inf
 
     def save_with_reports_alone(self) -> None:
         """Write no states between reports: when they are written in between depends on the real clock."""
         self._saves_between = False
 
-    def save(self, placement: Placement, state: State) -> StateRef:
-        """Write a trial's state."""
+    def save(self, placement: Placement, state: State, *, began: float | None = None) -> StateRef:
+        """Write a trial's state; ``began`` is when the making of it began, if that takes time of its own."""
         from penstock.training.checkpoint import check_loadable, save
 
-        began = time.perf_counter()
+        began = time.perf_counter() if began is None else began
         if isinstance(self.job.task, FunctionTask) and not self._checked:
             check_loadable({"last": state["state"]}, f"trial {placement.trial}")
             self._checked = True

@@ -9,6 +9,7 @@ this one does: until they are there, the step is captured without them.
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Literal
 
@@ -29,9 +30,11 @@ from penstock.training.loop import Training
 
 COMPILING = 60.0  # seconds that compiling takes, until it was measured
 SAVED = {"cpu": 0.25, "cuda": 0.3}  # the share of a step that compiling saves, until it was measured
+SAVED_BESIDE_KERNELS = 0.15  # the same of a step with Penstock's kernels: little is left to compile
 CAPTURING = 12  # steps that repay a capture, which takes as long as three or four
 RECURRING = 3  # steps of a rarer kind after which more are expected
 TIMED = 5  # steps after which a step's time is known
+NEAR = 4  # how many times more or fewer trials there may be where kernels are taken to be as good
 
 
 class Speeding:
@@ -46,13 +49,15 @@ class Speeding:
         self._together: list[Training] = []  # the trials that the counts below are of
         self._steps, self._seconds = 0, 0.0  # since the last unit
         self.times: dict[int, float] = {}  # seconds of a captured step of so many trials, where these were measured
-        self._awaited: list[Job] = []  # the kernels that are compiled beside, for the bundle as it is
+        self._awaited: dict[Hashable, list[Job]] = {}  # kernels that are compiled beside, by the kind of their step
+        self.remade = 0  # how often these were there, and a step was wanted again
 
     def meet(self, trials: list[Training]) -> bool:
         """Begin to count anew when trials have come or gone; whether they have."""
         if trials == self._together:
             return False
         self._together, self._steps, self._seconds = trials, 0, 0.0
+        self._awaited.clear()
         return True
 
     def expect(self, certain: int) -> None:
@@ -99,7 +104,8 @@ class Speeding:
             self._pace, self.wanted = pace, "captured"
             return True
         if not fast or captured:
-            self.consider(certain, by_device or pace)
+            if not captured or by_device is not None:  # the host counts the turns of other runs too
+                self.consider(certain, by_device or pace)
             return True
         if recording.records(self._together[0].device):
             return True  # this unit was its last, and the step was timed beside others when it was made
@@ -115,14 +121,22 @@ class Speeding:
     def consider(self, certain: int, pace: float, *, known: bool = True) -> None:
         """Decide by how many steps are certain and the seconds of one, at least these where not ``known``."""
         self._pace, self.wanted = pace if known else None, None
-        cost, saved = self.recipe.compiling or (COMPILING, _saved())
+        cost, saved = self.recipe.compiling or (COMPILING, self._saved())
         if self.recipe.compilable and certain * pace * saved > cost:
             self.wanted = "compiled"
 
+    @property
+    def awaits(self) -> bool:
+        """Whether a step is to become faster once its kernels are compiled."""
+        return bool(self._awaited)
+
     def look(self) -> None:
         """Want the step again once the kernels that are compiled beside are there."""
-        if self._awaited and compiling().ready(self._awaited):
-            self._awaited, self.wanted = [], self.wanted or "captured"
+        there = [kind for kind, jobs in self._awaited.items() if compiling().ready(jobs)]
+        for kind in there:
+            del self._awaited[kind]
+        if there:
+            self.wanted, self.remade = self.wanted or "captured", self.remade + 1
 
     def make(self, step: Step, inputs: Inputs, laid: Laid | None = None) -> FastStep | None:
         """The step that is wanted, made for such inputs; None where it cannot be made or differs from the plain one."""
@@ -156,7 +170,7 @@ class Speeding:
             compiled = CompiledStep(step, inputs)
             agree_plain(step, compiled, inputs)
             faster = captured(step, inputs, laid, self.pool, compiled) if recorded else None
-        seconds, saved = time.perf_counter() - began, (self.recipe.compiling or (0.0, _saved()))[1]
+        seconds, saved = time.perf_counter() - began, (self.recipe.compiling or (0.0, self._saved()))[1]
         if plain is None or faster is None:
             self.recipe.take_compiling(seconds, saved)
             return compiled
@@ -169,7 +183,8 @@ class Speeding:
 
     def _captured(self, step: Step, inputs: Inputs, laid: Laid | None) -> CapturedStep:
         """A captured step: with Penstock's kernels where these are there, as good as torch's, and faster."""
-        wanted, self._awaited = self._used(inputs), []
+        wanted, kind = self._used(inputs), inputs.kind()
+        self._awaited.pop(kind, None)
         with untimed():
             if wanted or self._undecided(step, inputs):
                 try:
@@ -179,7 +194,7 @@ class Speeding:
                     self.recipe.use_kernels(about(len(inputs.rows[0])), False)
                     return captured(step, inputs, laid, self.pool)
                 if not compiling().ready(jobs):
-                    self._awaited, wanted = jobs, False
+                    self._awaited[kind], wanted = jobs, False
                 elif not wanted:
                     return self._faster(step, inputs, laid)
             with kernels(wanted):
@@ -202,11 +217,16 @@ class Speeding:
             step.way.numbers(0, count, device)  # a run is of all trials again
 
     def _used(self, inputs: Inputs) -> bool:
-        return self.recipe.kernels.get(about(len(inputs.rows[0])), False)
+        """Whether kernels are faster for about so many trials; one trial fills a device so little that it is timed."""
+        count, known = about(len(inputs.rows[0])), self.recipe.kernels
+        if count in known or count == 1:
+            return known.get(count, False)
+        near = [used for size, used in known.items() if 1 < size <= NEAR * count and count <= NEAR * size]
+        return bool(near) and all(near)
 
     def _undecided(self, step: Step, inputs: Inputs) -> bool:
         """Whether kernels could be used, and it is not known whether that is faster for about so many trials."""
-        known = about(len(inputs.rows[0])) in self.recipe.kernels
+        known = about(len(inputs.rows[0])) in self.recipe.kernels or self._used(inputs)
         return not known and step.way.name == "native" and available(inputs.rows[0].device)
 
     def _needed(self, step: Step, inputs: Inputs) -> list[Job]:
@@ -234,13 +254,15 @@ class Speeding:
             self.recipe.use_kernels(about(len(inputs.rows[0])), min(seconds, key=lambda used: seconds[used]))
         return made[self._used(inputs)]
 
+    def _saved(self) -> float:
+        """The share of a step that compiling probably saves."""
+        if any(self.recipe.kernels.values()):
+            return SAVED_BESIDE_KERNELS
+        return SAVED["cuda" if torch.cuda.is_available() else "cpu"]
+
     def _refuse(self, what: str, error: Exception) -> None:
         said = str(error).strip().splitlines() or [type(error).__name__]
         self.recipe.refusals.append(f"{what}: {said[0]}")
-
-
-def _saved() -> float:
-    return SAVED["cuda" if torch.cuda.is_available() else "cpu"]
 
 
 def _seconds(step: CapturedStep, inputs: Inputs) -> float:

@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from penstock.training.kernels.needed import OURS, Job, digest, source
 
 MODULES = ("attention", "convolution", "depthwise", "moments", "normalization", "patches", "weighing")
-MOST = 8  # children at a time
+MOST = 16  # children at a time
 NICE = 10
 READ = 1 << 16  # bytes
 SAID = 600  # characters of an error, of up to six bytes each in JSON
@@ -30,7 +30,7 @@ class _Side:
 
     def __init__(self, answers: int) -> None:
         self.answers = answers
-        self.most = max(1, min(MOST, len(os.sched_getaffinity(0)) // 2))
+        self.most = max(1, min(MOST, len(os.sched_getaffinity(0)) - 2))  # the others train and evaluate
         self.waiting: deque[bytes] = deque()
         self.children: dict[int, tuple[int, bytes]] = {}
         self._rest = b""

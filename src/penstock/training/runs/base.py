@@ -82,6 +82,16 @@ class Run(ABC):
         """Whether its steps are as fast as they will soon be."""
         return True
 
+    @property
+    def awaits(self) -> bool:
+        """Whether its steps will be faster once something is there that is made beside training."""
+        return False
+
+    @property
+    def remade(self) -> int:
+        """How often that was there."""
+        return 0
+
     def wait(self) -> None:  # noqa: B027 (a run that enqueues nothing ahead is never busy)
         """Block until the run is not busy."""
 

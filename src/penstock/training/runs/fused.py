@@ -328,7 +328,15 @@ class FusedRun(Run):
     def settled(self) -> bool:
         if not self.members or self.sizing.measuring is not None:
             return False
-        return bool(self.fused.fast) or not self.sizing.captures
+        return not self.awaits and (bool(self.fused.fast) or not self.sizing.captures)
+
+    @property
+    def awaits(self) -> bool:
+        return self.fused.speeding.awaits
+
+    @property
+    def remade(self) -> int:
+        return self.fused.speeding.remade
 
     def _pace(self, began: float, steps: int, ended: bool) -> None:
         """After each unit, see whether a faster step would pay, or does."""
@@ -368,7 +376,8 @@ class FusedRun(Run):
         return TrialFinished(member.placement.trial, member.placement.attempt)
 
     def _save(self, member: FusedMember) -> StateRef:
-        state = self.worker.trials.save(member.placement, self.fused.state(member.training))
+        began = time.perf_counter()
+        state = self.worker.trials.save(member.placement, self.fused.state(member.training), began=began)
         member.saved(state)
         return state
 

@@ -88,7 +88,7 @@ class PackedRun(Run):
         self._turns = 0
         self._began = self._since = time.perf_counter()  # of its turn, and of the seconds that no part has yet
         self._weighing: Weighing | None = None
-        self._weighed: tuple[int, int] | None = None  # how many parts at once pay, found with so many trials
+        self._weighed: tuple[int, int, int] | None = None  # how many parts at once pay, found with so many trials and steps
         self._spell: tuple[float, list[_Part]] = (0.0, [])  # the parts that train while the others rest, and since when
         self._ledger = Ledger()
         self._new: tuple[str, int] | None = None  # the part whose memory is found out, and what was in use before it
@@ -138,8 +138,18 @@ class PackedRun(Run):
     def _trials(self) -> int:
         return sum(run.together for run in self.runs.values())
 
-    def _changed(self, before: int) -> bool:
-        return not (before < CHANGED * self._trials and self._trials < CHANGED * before)
+    @property
+    def _remade(self) -> int:
+        return sum(run.remade for run in self.runs.values())
+
+    def _outdated(self) -> bool:
+        """Whether there are far more or fewer trials than when the pack was timed, or their steps are faster now."""
+        if self._weighed is None:
+            return False
+        _, trials, remade = self._weighed
+        if not (trials < CHANGED * self._trials and self._trials < CHANGED * trials):
+            return True
+        return self._remade > remade and not any(run.awaits for run in self.runs.values())
 
     def _weigh(self) -> None:
         """Time what the pack gains."""
@@ -150,7 +160,7 @@ class PackedRun(Run):
         """Tell what was found."""
         assert self._weighing is not None
         found, self._weighing = self._weighing, None
-        self._weighed = found.size, self._trials
+        self._weighed = found.size, self._trials, self._remade
         why = reason(found.sigmas) if found.sigmas else ""  # all others have left
         return Measured("pack", self.worker.device, "packing", found.sigmas, found.size, why, "packed")
 
@@ -165,13 +175,14 @@ class PackedRun(Run):
                     self._weighing.look()
                     if self._weighing.done and (told := self._weighing_ends()).table:
                         yield told
-                elif self._weighed is not None and self._changed(self._weighed[1]):
+                elif self._outdated():
                     self._weigh()
         finally:
             self.worker.account.charge_by(None)
             if self._weighing is not None:
                 self._weighing.rest()
             self.worker.trials.train_beside(tuple)
+            self.worker.trials.runs = 1
             for part in self._parts.values():
                 part.events.close()
 
@@ -185,6 +196,7 @@ class PackedRun(Run):
                 ended = True
                 part.run.declare(replace(part.run.bundle, placements=()))
         self.steps += part.run.steps - before
+        self.worker.trials.runs = max(1, len(self._parts))
         if isinstance(event, TrialFinished | TrialStopped | TrialFailed):
             self._left.add((event.trial, event.attempt))
         self._held = event is None and isinstance(self.worker.job.task, FunctionTask)
