@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 import penstock as ps
-from penstock.training.fused import speeding
-from penstock.training.fused.agreement import agree_kernels
+from penstock.training.fused import compiled, speeding
+from penstock.training.fused.agreement import agree_kernels, agree_plain
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.step import Step
 from penstock.training.kernels import normalization
@@ -88,6 +88,17 @@ def test_a_kernel_that_is_wrong_about_what_a_module_keeps_is_refused(monkeypatch
     monkeypatch.setattr(normalization, "measured", wrong)
     with pytest.raises(Unfusable, match=r"the buffers of trial \d of the bundle are off by"):
         agree_kernels(step(fused), inputs)
+
+
+def test_a_traced_step_keeps_the_statistics_that_the_plain_one_keeps(monkeypatch):
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, given: graph)
+    monkeypatch.setattr(compiled, "_leave_alone", lambda graph: None)
+    fused, inputs = bundle()
+    with kernels(True):
+        traced = compiled.CompiledStep(step(fused), inputs)
+        agree_plain(traced.step, traced, inputs)
+    ran = [str(node.target) for node in traced._run.graph.nodes]
+    assert ran.count("aten._foreach_mul_.Scalar") == 1
 
 
 def test_kernels_are_used_only_where_they_are_wanted_and_never_for_float64():

@@ -25,7 +25,7 @@ from penstock.training.fused.configs import SharedConfig
 from penstock.training.fused.held import attributes_of, configs_of, hold, set_attribute
 from penstock.training.fused.keys import BundleKeys, NoKeys
 from penstock.training.fused.numbers import Notes, Plain
-from penstock.training.fused.operators.normalized import waiting
+from penstock.training.fused.operators.kept import Kept, waiting
 from penstock.training.fused.operators.scripts import refuse_scripts
 from penstock.training.fused.own_numbers import OwnNumbers
 from penstock.training.fused.parting import Parting
@@ -294,7 +294,8 @@ class Native(Way):
         self._assigned = []
 
     def _hold(self, params: Tensors, buffers: Tensors) -> None:
-        made = {name: Stacked(tensor, 0) for name, tensor in {**params, **buffers}.items()}
+        made = {name: Stacked(tensor, 0) for name, tensor in params.items()}
+        made |= {name: Kept(tensor, 0) for name, tensor in buffers.items()}
         for registry, short, name in (*self._params, *self._buffers):
             registry[short] = made[name]
         for module in self._recurrent:  # torch's recurrent modules keep a list of weights beside the registry

@@ -57,7 +57,7 @@ def _moments(
 
 @triton.jit(do_not_specialize=["R", "C", "PARTS", "PLACES", "weight_step", "bias_step"])
 def _combine(
-    parts, weight, weight_step, bias, bias_step, each, eps, out, R, C, PARTS, PLACES,
+    parts, weight, weight_step, bias, bias_step, each, eps, out, unbiased, R, C, PARTS, PLACES,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, OWN: tl.constexpr, CP: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """The rows of ``out`` [5, trials, channels] are those of ``moments``; a part has PLACES.
@@ -72,7 +72,8 @@ def _combine(
     count = tl.maximum(tl.minimum(R - p * PLACES, PLACES), 0).to(tl.float32)[:, None]
     own = tl.load(at, mask=there, other=0.0)
     around = tl.load(at + C, mask=there, other=0.0)
-    mean = tl.sum(count * own, 0) / R
+    origin = tl.load(parts + trial.to(tl.int64) * (PARTS * 2 * C) + c, mask=c < C, other=0.0)
+    mean = origin + tl.sum(tl.where(there, count * (own - origin[None, :]), 0.0), 0) / R  # as near as can be
     off = tl.where(there, own - mean[None, :], 0.0)
     variance = tl.sum(around + count * off * off, 0) / R
     rstd = tl.rsqrt(variance + (tl.load(each + trial).to(tl.float32) if OWN else eps))
@@ -85,7 +86,7 @@ def _combine(
     row = tl.num_programs(0) * C
     to = out + trial * C + c
     tl.store(to, mean, mask=c < C)
-    tl.store(to + row, variance, mask=c < C)
+    tl.store(to + row, variance * unbiased, mask=c < C)
     tl.store(to + 2 * row, rstd, mask=c < C)
     tl.store(to + 3 * row, scale, mask=c < C)
     tl.store(to + 4 * row, shift, mask=c < C)
@@ -144,8 +145,8 @@ def moments(
 ) -> torch.Tensor:
     """The numbers of a BatchNorm of each trial's channels, [5, trials, channels].
 
-    They are the mean, the variance, the reciprocal deviation, the scale (that times the weight) and the bias. ``each``:
-    the trials' own ``eps``.
+    They are the mean and the unbiased variance, as running statistics have them; the reciprocal deviation, the scale
+    (that times the weight) and the bias. ``each``: the trials' own ``eps``.
     """
     if not runs(y, y[0].numel()):
         return moments_twin(y, weight, bias, each, eps)
@@ -171,7 +172,8 @@ def moments_by(
     wide, options = few(grid, own)
     _combine[wide](
         summed, weight, weight_step, bias, bias_step, out if each is None else each.contiguous(), eps, out,
-        PLACES=own["EACH"] * own["BR"], WEIGHT=weighs, BIAS=biased, OWN=each is not None, **options,
+        _unbiased(own["R"]), PLACES=own["EACH"] * own["BR"],
+        WEIGHT=weighs, BIAS=biased, OWN=each is not None, **options,
     )  # fmt: skip
     return out
 
@@ -193,4 +195,9 @@ def moments_twin(
     rstd = torch.rsqrt(variance + (eps if each is None else each.to(wide.dtype).unsqueeze(1)))
     scale = rstd.clone() if weight is None else weight * rstd
     shift = torch.zeros_like(mean) if bias is None else bias.to(wide.dtype)
-    return torch.stack([mean, variance, rstd, scale, shift])
+    return torch.stack([mean, variance * _unbiased(wide.shape[1]), rstd, scale, shift])
+
+
+def _unbiased(places: int) -> float:
+    """A variance of so many places divides by one less; a single place has none."""
+    return places / max(1, places - 1)

@@ -293,9 +293,10 @@ def batch_norm(
     residual: torch.Tensor | None = None,
     act: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """activation(BatchNorm(y) + residual), differentiable, and each channel's mean and variance [2, trials, channels].
+    """activation(BatchNorm(y) + residual), differentiable; and each channel's mean and unbiased variance.
 
-    ``weight`` and ``bias`` are [trials, channels]; ``eps`` is a number, or each trial's own, [trials].
+    ``weight`` and ``bias`` are [trials, channels], and the statistics [2, trials, channels]. ``eps`` is a number, or
+    each trial's own, [trials].
     """
     made: Any = _BatchNorm.apply(y, weight, bias, eps, residual, act)
     return made  # type: ignore[no-any-return]

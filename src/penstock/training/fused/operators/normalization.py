@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from penstock.training.fused.operators.channelwise import into_batch, into_channels, out_of_batch, out_of_channels
-from penstock.training.fused.operators.normalized import Normalized, Parts, inside, settle
+from penstock.training.fused.operators.kept import LATER, Later, keep
+from penstock.training.fused.operators.normalized import Normalized, Parts, inside
 from penstock.training.fused.stacked import Stacked, name_of, refusal, rule
 from penstock.training.kernels.choice import wanted
 
@@ -68,20 +69,25 @@ def _by_kernel(x: Stacked, mean: Any, var: Any, weight: Any, bias: Any, momentum
     if count == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
     own_momentum, own_eps = _own(momentum), _own(eps)
-    settle(mean)
+    running = () if mean is None else (mean, var)
+    later = LATER.get() or Later()
+    for stat in running:
+        later.settle(stat)
 
-    @torch.no_grad()
-    def keep(stats: torch.Tensor) -> None:
-        part = momentum if own_momentum is None else own_momentum.to(stats.dtype).unsqueeze(1)
-        for stat, new in ((mean, stats[0]), (var, stats[1] * (count / (count - 1)))):
-            stat.moved(0).copy_(stat.moved(0) * (1 - part) + new.to(stat.dtype) * part)
+    def keep_both(stats: torch.Tensor) -> None:
+        part = float(momentum) if own_momentum is None else own_momentum.to(stats.dtype).unsqueeze(1)
+        for stat, new in zip(running, stats, strict=True):
+            keep(stat, new, part)
 
     weight, bias = (
         value.moved(0) if isinstance(value, Stacked) else value if value is None else value.expand(x.trials, -1)
         for value in (weight, bias)
     )
     eps = float(eps) if own_eps is None else own_eps
-    return Normalized(Parts(inside(x), weight, bias, eps), mean, None if mean is None else keep)
+    made = Normalized(Parts(inside(x), weight, bias, eps), running, keep_both if running else None)
+    if not all(map(later.takes, running)):
+        made.compute()
+    return made
 
 
 def _by_steps(

@@ -6,19 +6,17 @@ is computed twice unless the user's code needs both results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from penstock.training.fused.operators.kept import LATER
 from penstock.training.fused.stacked import Stacked, refusal
 
-Keep = Callable[[torch.Tensor], None]  # takes a batch's mean and variance into the module's statistics
+Keep = Callable[[torch.Tensor], None]  # takes a batch's statistics into the module's statistics
 _SUMS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
-_WAITING: ContextVar[list[Normalized] | None] = ContextVar("waiting", default=None)
 
 
 @dataclass(frozen=True)
@@ -37,22 +35,22 @@ class Normalized(Stacked):
     """Images of every trial, channels last, whose ``whole`` is computed when it is first asked for."""
 
     parts: Parts
-    running: Any  # the statistics that the module keeps
+    running: tuple[Any, ...]  # the statistics that the module keeps
     _keep: Keep | None
     _made: torch.Tensor | None
     _tracked: bool
     _versions: tuple[int, ...]
 
     @staticmethod
-    def __new__(cls, parts: Parts, running: Any = None, keep: Keep | None = None) -> Normalized:
+    def __new__(cls, parts: Parts, running: tuple[Any, ...] = (), keep: Keep | None = None) -> Normalized:
         """``keep`` is given the mean and variance of each channel, once they are computed."""
         images = parts.images
         shape = images.permute(0, 1, 4, 2, 3).shape[1:]
         made: Normalized = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=images.dtype, device=images.device)
         made.parts, made.running, made._keep, made._made, made.at = parts, running, keep, None, 0
         made._tracked, made._versions = torch.is_grad_enabled(), _versions(parts)
-        if (waiting := _WAITING.get()) is not None:
-            waiting.append(made)
+        if (later := LATER.get()) is not None:
+            later.waiting.append(made)
         return made
 
     def __init__(self, *_: Any) -> None:
@@ -159,9 +157,9 @@ class Normalized(Stacked):
             self.parts, self._versions = parts, _versions(parts)
             return self
         made = Normalized(parts, self.running, self._keep)
-        self._keep, self.running = None, None  # the batch is counted once
-        if (waiting := _WAITING.get()) is not None:
-            waiting[:] = [one for one in waiting if one is not self]  # its own numbers may never be asked for
+        self._keep, self.running = None, ()  # the batch is counted once
+        if (later := LATER.get()) is not None:
+            later.waiting = [one for one in later.waiting if one is not self]  # its numbers may never be asked for
         return made
 
 
@@ -183,26 +181,6 @@ def added(name: str, values: tuple[Any, ...], inplace: bool) -> Normalized | Non
         if isinstance(one, Normalized) and (made := one.plus(other, inplace)) is not None:
             return made
     return None
-
-
-def settle(running: Any) -> None:
-    """Compute all that wait with the same statistics, so that batches are counted in the order in which they came."""
-    for one in list(_WAITING.get() or ()):
-        if one.running is running:
-            one.compute()
-
-
-@contextmanager
-def waiting() -> Iterator[None]:
-    """Compute everything that still waits at the end, because its module keeps statistics of it."""
-    token = _WAITING.set([])
-    try:
-        yield
-        for one in _WAITING.get() or ():
-            if one.running is not None:
-                one.compute()
-    finally:
-        _WAITING.reset(token)
 
 
 def _versions(parts: Parts) -> tuple[int, ...]:
