@@ -31,8 +31,7 @@ class Recording:
         with unchanged(written):
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
-                run()  # libraries choose their kernels here, before the recording
-                self.bytes = _room(run)
+                self.bytes = _room(run)  # libraries choose their kernels here, before the recording
                 if self.bytes > LARGE:
                     # Without this, the graph's memory would be cut from large free pieces, and would hold them.
                     torch.cuda.synchronize()

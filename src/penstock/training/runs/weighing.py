@@ -1,9 +1,9 @@
-"""The gain of a pack, timed on steps that count as training: each part alone, and more and more of them together.
+"""The gain of a pack, timed on steps that count as training: each part alone, and some of them together.
 
 First all parts train together until their steps are as fast as they will soon be. Then parts rest while others are
-timed. What was timed holds on when a part leaves, and of a newcomer only its own times are missing. Windows cost what
-the device could train meanwhile, so there are few: parts that are alike are timed alone once, and where there are many
-parts, several join at once.
+timed: each alone, then all together, and where all gain too little, two and more of them. What was timed holds on when a
+part leaves, and of a newcomer only its own times are missing. Windows cost what the device could train meanwhile, so
+there are few: parts that are alike are timed alone once, and where there are many parts, several join at once.
 """
 
 from __future__ import annotations
@@ -60,13 +60,21 @@ class Weighing:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to find out: all are together, or the last that joined gained too little."""
+        """Whether nothing is left to find out: all gain together, or the last that joined gained too little."""
         if any(run not in self._alone for run in self.runs):
             return False
-        counts = sorted(self.sigmas)
+        most = len(self.runs)
+        if most < 2 or (most in self.sigmas and how_many({most: self.sigmas[most]}) == most):
+            return True
+        counts = [count for count in sorted(self.sigmas) if count < most]
         before = (counts[-2], self.sigmas[counts[-2]]) if len(counts) > 1 else (1, 1.0)
         lost = bool(counts) and not gains(before, counts[-1], self.sigmas[counts[-1]])
-        return lost or len(self.runs) < 2 or (bool(counts) and counts[-1] == len(self.runs))
+        return lost or (most in self.sigmas and self._next_count() == most)
+
+    def _next_count(self) -> int:
+        """How many of the runs to time together next: all, and if these gain too little, two and more of them."""
+        most = len(self.runs)
+        return next_count(max((count for count in self.sigmas if count < most), default=1), most) if self.sigmas else most
 
     @property
     def size(self) -> int:
@@ -75,7 +83,7 @@ class Weighing:
 
     @property
     def active(self) -> Sequence[Run]:
-        """The runs that train now: all until they settle, then each alone, and then the first two, three, …"""
+        """The runs that train now: all until they settle, then each alone, all, and the first two, three, …"""
         return self.runs if self._began is None else [run for run, _ in self._window]
 
     def look(self) -> None:
@@ -133,7 +141,7 @@ class Weighing:
         if self.done:
             return
         alone = next(([run] for run in self.runs if run not in self._alone), None)
-        chosen = alone or self.runs[: next_count(max(self.sigmas, default=1), len(self.runs))]
+        chosen = alone or self.runs[: self._next_count()]
         for run in chosen:
             run.put_off(True)
         self._interrupted = {run: run.interrupted for run in chosen}
