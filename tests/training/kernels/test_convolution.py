@@ -233,20 +233,24 @@ def test_who_reads_the_images_again_has_the_gradient_added():
     assert torch.equal(only, torch.full_like(x, 3))
 
 
-def test_a_trial_that_diverges_leaves_the_others_bits():
-    x, weight, geometry = layer()
+@pytest.mark.parametrize("shared", [False, True])  # shared images get a channel that no trial's weights have
+def test_a_trial_that_diverges_leaves_the_others_bits(shared):
+    x, weight, geometry = layer(shared)
 
     def everything(x, weight):
         made, _ = convolution(x, weight, geometry)
-        return (made, *torch.autograd.grad(made, [x, weight], torch.ones_like(made)))
+        return (made, *torch.autograd.grad(made, [weight] if shared else [weight, x], torch.ones_like(made)))
 
     with torch.no_grad():
         sick, ill = x.clone(), weight.clone()
-        sick[1], ill[1] = float("nan"), float("inf")
-    for well, other in zip(everything(x, weight), everything(sick.requires_grad_(), ill.requires_grad_()), strict=True):
+        ill[1] = float("inf")
+        if not shared:
+            sick[1] = float("nan")
+    ills = everything(sick.requires_grad_(not shared), ill.requires_grad_())
+    for well, other in zip(everything(x, weight), ills, strict=True):
         assert torch.equal(well[0], other[0])
         assert torch.equal(well[2], other[2])
-        assert not torch.isfinite(other[1]).all()
+    assert all(not torch.isfinite(other[1]).all() for other in ills[: 1 if shared else 3])
 
 
 def test_every_number_is_written_and_two_runs_are_equal():
