@@ -99,6 +99,7 @@ def test_a_traced_step_keeps_the_statistics_that_the_plain_one_keeps(monkeypatch
         agree_plain(traced.step, traced, inputs)
     ran = [str(node.target) for node in traced._run.graph.nodes]
     assert ran.count("aten._foreach_mul_.Scalar") == 1
+    assert ran.count("aten.new_zeros.default") == 1  # between all parameters, and none in the backward of pooling
 
 
 def test_kernels_are_used_only_where_they_are_wanted_and_never_for_float64():

@@ -8,9 +8,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
+from torch.nn.functional import conv2d
+
+from penstock.training.fused import operators  # noqa: F401  registers the rules
+from penstock.training.fused.stacked import Stacked
 from penstock.training.kernels import convolution as convolving
 from penstock.training.kernels import patches, weighing
 from penstock.training.kernels.apart import APART
+from penstock.training.kernels.choice import kernels
 from penstock.training.kernels.convolution import convolve, convolve_by, convolve_twin
 from penstock.training.kernels.geometry import Geometry, axis
 from penstock.training.kernels.weighing import convolution, weigh, weigh_by, weigh_twin
@@ -194,7 +199,7 @@ def test_is_torchs_convolution_with_its_gradients(shared):
     x, weight, geometry = layer(shared)
     made, _ = convolution(x, weight, geometry)
     plain = torch.stack([
-        torch.nn.functional.conv2d(x[0 if shared else i].permute(0, 3, 1, 2), weight[i], None, (2, 1), 1)
+        conv2d(x[0 if shared else i].permute(0, 3, 1, 2), weight[i], None, (2, 1), 1)
         for i in range(3)
     ]).permute(0, 1, 3, 4, 2)  # fmt: skip
     torch.testing.assert_close(made, plain, rtol=1e-5, atol=1e-5)
@@ -202,6 +207,20 @@ def test_is_torchs_convolution_with_its_gradients(shared):
     g = torch.randn_like(made)
     for ours, theirs in zip(torch.autograd.grad(made, wanted, g), torch.autograd.grad(plain, wanted, g), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+
+
+def test_in_mixed_precision_a_weight_is_cast_by_the_kernel_and_its_gradient_is_not_rounded():
+    x, weight, _ = layer()
+    images, g = x.detach().permute(0, 1, 4, 2, 3).half(), torch.randn(3, 2, 5, 5, 6, device=DEVICE).half()
+    with kernels(True), torch.autocast(DEVICE, torch.float16):
+        made = conv2d(Stacked(images), Stacked(weight), padding=1).moved(0)
+    (of_weight,) = torch.autograd.grad(made, weight, g)
+    wide = weight.detach().half().double().requires_grad_()
+    exact = torch.stack([conv2d(images[i].double(), wide[i], padding=1) for i in range(3)])
+    (of_wide,) = torch.autograd.grad(exact, wide, g.double())
+    assert (made.dtype, of_weight.dtype) == (torch.float16, torch.float32)
+    assert float((made.double() - exact).norm()) < 1e-3 * float(exact.norm())
+    assert float((of_weight.double() - of_wide).norm()) < 1e-6 * float(of_wide.norm())
 
 
 def test_who_reads_the_images_again_has_the_gradient_added():
@@ -214,20 +233,24 @@ def test_who_reads_the_images_again_has_the_gradient_added():
     assert torch.equal(only, torch.full_like(x, 3))
 
 
-def test_a_trial_that_diverges_leaves_the_others_bits():
-    x, weight, geometry = layer()
+@pytest.mark.parametrize("shared", [False, True])  # shared images get a channel that no trial's weights have
+def test_a_trial_that_diverges_leaves_the_others_bits(shared):
+    x, weight, geometry = layer(shared)
 
     def everything(x, weight):
         made, _ = convolution(x, weight, geometry)
-        return (made, *torch.autograd.grad(made, [x, weight], torch.ones_like(made)))
+        return (made, *torch.autograd.grad(made, [weight] if shared else [weight, x], torch.ones_like(made)))
 
     with torch.no_grad():
         sick, ill = x.clone(), weight.clone()
-        sick[1], ill[1] = float("nan"), float("inf")
-    for well, other in zip(everything(x, weight), everything(sick.requires_grad_(), ill.requires_grad_()), strict=True):
+        ill[1] = float("inf")
+        if not shared:
+            sick[1] = float("nan")
+    ills = everything(sick.requires_grad_(not shared), ill.requires_grad_())
+    for well, other in zip(everything(x, weight), ills, strict=True):
         assert torch.equal(well[0], other[0])
         assert torch.equal(well[2], other[2])
-        assert not torch.isfinite(other[1]).all()
+    assert all(not torch.isfinite(other[1]).all() for other in ills[: 1 if shared else 3])
 
 
 def test_every_number_is_written_and_two_runs_are_equal():

@@ -85,11 +85,13 @@ class Flat:
     def joined(self, parts: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """One tensor like the rows, from a tensor [trials, ...] for each parameter, with zeros in the gaps."""
         pieces: list[torch.Tensor] = []
+        zeros: torch.Tensor | None = None  # for all gaps
         for part, (_, gap) in zip(parts, self._lengths(), strict=True):
             assert part is not None
             pieces.append(part.reshape(len(part), -1))
             if gap:
-                pieces.append(part.new_zeros(len(part), gap))
+                zeros = part.new_zeros(len(part) * ALIGNED) if zeros is None else zeros
+                pieces.append(zeros[: len(part) * gap].view(len(part), gap))
         return torch.cat(pieces, 1)
 
     def states(self, first: int, last: int) -> dict[str, torch.Tensor]:

@@ -51,8 +51,8 @@ def weigh_apart(x: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> torch.T
 
 def _weights(w: torch.Tensor, geometry: Geometry, dtype: torch.dtype) -> torch.Tensor:
     """[trials, outputs, channels, taps, taps], channels last."""
-    apart = torch.unflatten(w.to(dtype), 1, geometry.taps)
-    return apart.permute(0, 4, 1, 2, 3).contiguous().permute(0, 1, 4, 2, 3)
+    apart = torch.unflatten(w, 1, geometry.taps).permute(0, 4, 1, 2, 3)
+    return apart.to(dtype, memory_format=torch.contiguous_format).permute(0, 1, 4, 2, 3)
 
 
 def _there(x: torch.Tensor, weight: torch.Tensor, by: Geometry, out: torch.Tensor) -> None:

@@ -80,9 +80,8 @@ def convolve_by(
 ) -> torch.Tensor:
     """``convolve`` by given block sizes."""
     if "APART" in blocks:
-        return convolve_apart(x, w, geometry, addend, turned)
-    trials, examples = len(w), x.shape[1]
-    channels, made = w.shape[2:] if not turned else (w.shape[3], w.shape[2])
+        return convolve_apart(x[..., : w.shape[3 if turned else 2]], w, geometry, addend, turned)
+    trials, examples, channels, made = len(w), x.shape[1], x.shape[-1], w.shape[2 if turned else 3]
     by = cut(geometry, channels, made, blocks["B0"], blocks["B1"], x.device)
     y = x.new_empty(trials, examples, *geometry.made, made)
     m = examples * by.blocks
@@ -147,10 +146,8 @@ def convolve(
     where = Geometry.from_flat(geometry)
     if not runs(x, where.numbers(x.shape[1], x.shape[-1], w.shape[2 if turned else 3])):
         return convolve_twin(x, w, geometry, addend, turned)
-    channels, made = x.shape[-1], w.shape[2 if turned else 3]
+    made = w.shape[2 if turned else 3]
     x = for_each(x, len(w))
-    if x.shape[-1] > channels:  # shared images, which only the forward reads
-        w = pad(w, (0, 0, 0, x.shape[-1] - channels))
     given = (x, w, where, None if addend is None else addend.contiguous(), turned)
     blocks = tuned(
         ("convolve", x.dtype, exact(), *geometry, x.shape[-1], made, addend is None, about(len(w))),

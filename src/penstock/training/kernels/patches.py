@@ -75,33 +75,35 @@ def places_made(
     return at[:, None] + ((down * O1 + across) * N + n % N)[None, :], there
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "trial_step", "tap_step", "c_step", "n_step", "T", "C", "OWN", "K", "PLACES"])
 def _spread(
-    w, table, out, trial_step, tap_step, c_step, n_step, T: tl.constexpr, C: tl.constexpr, N: tl.constexpr,
-    K: tl.constexpr, PLACES: tl.constexpr, TURNED: tl.constexpr, DENSE: tl.constexpr, BR: tl.constexpr,
-    BN: tl.constexpr,
+    w, table, out, first, trial_step, tap_step, c_step, n_step, T, C, OWN, N, K, PLACES,
+    DENSE: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """out[trial, place of the patch, c, place of the block, n] = w[trial, the tap between them, c, n], or zero.
 
-    A program goes through all taps of some channels, which lie side by side in a parameter; DENSE: without gaps.
+    A program goes through all taps of some channels, which lie side by side in a parameter; DENSE: without gaps. It is
+    compiled for no one layer, and has one place of the block: one place after another would each wait for memory. The
+    channels from OWN on are the images' alone.
     """
     trial = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    own = tl.program_id(0) % PLACES
+    row = tl.program_id(0) // PLACES * BR + tl.arange(0, BR)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
-    patch: tl.constexpr = K // C
+    patch = K // C
     c = row // patch
     place = row % patch
     there = (row < K)[:, None] & (n < N)[None, :]
     w += trial * trial_step
-    to = out + trial * (K * PLACES * N) + ((place * C + c) * (PLACES * N))[:, None] + n[None, :]
-    for own in range(0, PLACES):
-        if DENSE:
-            value = tl.load(w + row[:, None] + (n * n_step)[None, :], mask=there, other=0.0)
-        else:
-            tap = tl.load(table + place * PLACES + own, mask=row < K, other=T)
-            at = (T - 1 - tap if TURNED else tap) * tap_step + c * c_step
-            value = tl.load(w + at[:, None] + (n * n_step)[None, :], mask=there & (tap < T)[:, None], other=0.0)
-        tl.store(to + own * N, value.to(out.dtype.element_ty), mask=there)
+    if DENSE:
+        value = tl.load(w + row[:, None] + (n * n_step)[None, :], mask=there, other=0.0)
+    else:
+        tap = tl.load(table + place * PLACES + own, mask=row < K, other=T)
+        at = first + tap * tap_step + c * c_step
+        known = there & ((tap < T) & (c < OWN))[:, None]
+        value = tl.load(w + at[:, None] + (n * n_step)[None, :], mask=known, other=0.0)
+    to = out + trial * K * PLACES * N + (((place * C + c) * PLACES + own) * N)[:, None] + n[None, :]
+    tl.store(to, value.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["T", "C", "OWN", "N", "K", "PLACES", "PARTS"])
@@ -160,16 +162,19 @@ def cut(geometry: Geometry, channels: int, made: int, down: int, across: int, de
 def spread(w: torch.Tensor, cut: Cut, dtype: torch.dtype, turned: bool) -> torch.Tensor:
     """A trial's weights for a patch and a block, [trials, places × channels, places × outputs].
 
-    ``turned``: the weights are those of the forward, whose outputs are the channels here.
+    ``turned``: the weights are those of the forward, whose outputs are the channels here. Images may have more channels
+    than the weights have.
     """
     trial, tap, c, n = w.transpose(2, 3).stride() if turned else w.stride()
-    out = torch.empty(len(w), cut.constants["K"], cut.columns, device=w.device, dtype=dtype)
-    dense = not turned and cut.places == 1 and (tap, c) == (1, w.shape[1])
-    own = {name: cut.constants[name] for name in ("C", "N", "K")} | {"PLACES": cut.places}
-    own["BN"] = min(32, triton.next_power_of_2(own["N"]))
-    own["BR"] = 1024 // own["BN"]
-    _spread[triton.cdiv(own["K"], own["BR"]), triton.cdiv(own["N"], own["BN"]), len(w)](
-        w, cut.between, out, trial, tap, c, n, T=w.shape[1], TURNED=turned, DENSE=dense, **own
+    taps, own_channels = w.shape[1], w.shape[3 if turned else 2]
+    channels, made, k = (cut.constants[name] for name in ("C", "N", "K"))
+    out = torch.empty(len(w), k, cut.columns, device=w.device, dtype=dtype)
+    dense = not turned and cut.places == 1 and (tap, c) == (1, taps) and own_channels == channels
+    first, tap = ((taps - 1) * tap, -tap) if turned else (0, tap)
+    wide = min(32, triton.next_power_of_2(made))
+    own = {"DENSE": dense, "BR": 1024 // wide, "BN": wide}
+    _spread[triton.cdiv(k, own["BR"]) * cut.places, triton.cdiv(made, wide), len(w)](
+        w, cut.between, out, first, trial, tap, c, n, taps, channels, own_channels, made, k, cut.places, **own
     )
     return out
 

@@ -46,6 +46,9 @@ def test_pooling(dims, kind, args, options):
 def test_sizes_per_dimension_and_names():
     check(F.avg_pool2d, own(2, 3, 6, 5), (2, 1), divisor_override=3)
     check(F.adaptive_avg_pool2d, own(2, 3, 6, 5), (None, 2))
+    for size in (1, (1, 1)):  # an average, at whatever place the trials are
+        check(F.adaptive_avg_pool2d, own(2, 3, 6, 5), size, layouts=5)
+        check(F.adaptive_avg_pool2d, own(3, 6, 5), size, layouts=4)
     check(lambda x: torch.max_pool2d(input=x, kernel_size=(2, 3)), own(2, 3, 6, 5))
     check(lambda x: F.max_pool2d(input=x, kernel_size=2, return_indices=True), own(2, 3, 6, 5))
 
@@ -115,6 +118,7 @@ def test_patches_fall_to_vmap(monkeypatch):
 @pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("function", [
     lambda x: F.max_pool2d(x, 2), lambda x: F.avg_pool2d(x, 3, 2, 1), lambda x: F.adaptive_avg_pool2d(x, 2),
+    lambda x: F.adaptive_avg_pool2d(x, 1),
     lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), lambda x: F.pad(x, (1, 1, 1, 1)),
     lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), lambda x: F.local_response_norm(x, 2),
 ])  # fmt: skip

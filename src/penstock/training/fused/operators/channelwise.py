@@ -50,6 +50,10 @@ _POOLS += [f"{name}_with_indices" for name in _POOLS if "max" in name]
 @rule(*_POOLS)
 def pool(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
     """Pooling, with or without a dimension of examples; indices count within one plane."""
+    if name_of(func) == "adaptive_avg_pool2d" and not kwargs and args in ((1,), ((1, 1),), ([1, 1],)):
+        # What torch computes. But torch then says how the result lies, and the gradient is copied for that.
+        at = input.at if input.at <= input.ndim - 2 else 0
+        return Stacked(input.moved(at).mean((-2, -1), keepdim=True), at)
     dims = int(name_of(func).partition("pool")[2][0])
     return _by_channel(func, input, input.ndim == dims + 2, *args, **kwargs)
 

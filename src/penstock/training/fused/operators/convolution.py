@@ -96,7 +96,7 @@ def _by_kernel(name: str, x: Any, weight: Stacked, bias: Any, groups: int, optio
     geometry = Geometry.of(_pair(size), _pair(taps), stride, padding, dilation)
     if not wanted(weight, geometry.numbers(examples, channels, made)):
         return None  # too many numbers for the kernels
-    weights = weight.moved(0).to(dtype) if mixed else weight.moved(0)
+    weights = weight.moved(0).to(dtype) if mixed and single else weight.moved(0)  # other kernels cast by themselves
     convolved = None
     if isinstance(x, Normalized) and x.dtype == dtype and not single:
         convolved = x.convolved(weights, geometry)
