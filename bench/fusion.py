@@ -48,7 +48,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.mps import PROCESSES, mps, pools
-from bench.networks import TASKS, Network
+from bench.networks import NARROWER, TASKS, Network
 from bench.steps import Row, measured
 from bench.ways import eager, graph, grouped, math_vmap, penstock, vmap
 
@@ -148,7 +148,9 @@ def summary(found: Sequence[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", action="append", choices=TASKS, help="may be given several times; all of them")
+    parser.add_argument(
+        "--network", action="append", choices=TASKS, help="may be given several times; all but narrower rn18"
+    )
     parser.add_argument("--way", action="append", choices=ways, help="may be given several times; all of them")
     parser.add_argument("--precision", action="append", choices=("fp32", "bf16"))
     parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=[])
@@ -170,7 +172,8 @@ def main() -> None:
     table(f"torch {torch.__version__}, {torch.cuda.get_device_name() if cuda else 'CPU'}\n{HEAD}")
     sizes = options.sizes or ([4, 64] if cuda else [1, 2]) if options.quick else options.sizes
     seconds = 0.1 if options.quick else 0.3
-    networks = [Network(name, options.device, None if cuda else 8, seconds) for name in options.network or TASKS]
+    names = options.network or [name for name in TASKS if name not in NARROWER]
+    networks = [Network(name, options.device, None if cuda else 8, seconds) for name in names]
     for network in networks:
         network.profiled = options.profile and cuda
     precisions = options.precision or ["fp32", "bf16"]

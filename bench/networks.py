@@ -1,7 +1,7 @@
 """The networks of the fusion bench, each a plain task as a user would write it, and the floor of each.
 
 rn18/8            CIFAR ResNet-18 with base width 8, batch 256, SGD with momentum
-rn18              the same at its full width of 64
+rn18              the same at its full width of 64; rn18/2, rn18/4 and rn18/16 at parts of it, if they are asked for
 mlp512            3072-512-512-10, batch 256, SGD with momentum
 char transformer  4 layers, width 64, 4 heads, 64 windows of 128 characters of tinyshakespeare, Adam
 mobilenet/8       depthwise-separable convolutions from width 8, batch 256, Adam
@@ -107,7 +107,8 @@ class ResNet18(Images):
 
 
 class FullResNet18(ResNet18):
-    width = 64
+    def __init__(self, width: int = 64) -> None:
+        self.width = width
 
 
 class Mlp512(Images):
@@ -293,8 +294,12 @@ TASKS: dict[str, tuple[ps.Task, dict[str, float]]] = {
     "gpt2 small": (Gpt2Small(), {"lr": 3e-4}),
     "bert small": (BertSmall(), {"lr": 3e-4}),
     "rn18": (FullResNet18(), {"lr": 0.01, "momentum": 0.9}),
+    "rn18/2": (FullResNet18(32), {"lr": 0.01, "momentum": 0.9}),
+    "rn18/4": (FullResNet18(16), {"lr": 0.01, "momentum": 0.9}),
+    "rn18/16": (FullResNet18(4), {"lr": 0.01, "momentum": 0.9}),
 }
 """Each network's task, and the config that the bench's trials have."""
+NARROWER = ("rn18/2", "rn18/4", "rn18/16")  # which bench/fusion.py times where they are asked for
 
 Batch = tuple[Tensor, Tensor]
 BANDWIDTH = 4.8e12  # bytes a second, H200

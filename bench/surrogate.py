@@ -14,12 +14,9 @@ On one core of a CPU, in minutes each; output, characters and wide take up to ha
   transfer     makespan of a study on 8 simulated devices: eager transfer, transfer at the end, and no surrogates
   shards       makespan on 8 simulated devices, of which a target takes all and a surrogate one
   models       models of torchvision and of Hugging Face: their roles, and whether the coordinate check passes
-By hand, on a machine with a GPU:
-  figure1      rates again, for widths of 128 to 4,096
-  whole        100 trials from end to end: surrogates, fused at full width, and one by one
 
-Needs ../shared/data (or PENSTOCK_DATA). The part models needs torchvision and transformers, as bench/coverage.py says.
-It is run where it is named.
+What needs a GPU is in bench/hydro.py. Needs ../shared/data (or PENSTOCK_DATA). The part models needs torchvision and
+transformers, as bench/coverage.py says. It is run where it is named.
 """
 
 from __future__ import annotations
@@ -404,36 +401,6 @@ def _signature(task: ps.Task) -> str:
         return worker.describe({"lr": 0.1, "optimizer": "SGD"}, train=False).signature or ""
 
 
-def figure1() -> Iterator[Row]:
-    """Hydro's figure 1: the best learning rate for widths of 128 to 4,096."""
-    yield from rates((128, 512, 1024, 4096), seeds=1)
-
-
-def whole() -> Iterator[Row]:
-    """100 trials from end to end at width 4,096: surrogates, fused at full width, and solo."""
-    ways: Mapping[str, tuple[ps.Surrogate | None, str]] = {
-        "surrogates": (ps.Surrogate(scale=8), "auto"),
-        "full width, auto": (None, "auto"),
-        "full width, solo, of 8 trials": (None, "solo"),
-    }
-    for name, (surrogate, sharing) in ways.items():
-        with tempfile.TemporaryDirectory() as scratch:
-            trials = 8 if "of 8" in name else 100
-            began = time.perf_counter()
-            result = ps.Study(
-                Digits(4096),
-                {"lr": ps.loguniform(1e-3, 1), "momentum": ps.uniform(0.5, 0.95), "optimizer": "SGD"},
-                metric="loss",
-                mode="min",
-                algorithm=ps.ASHA(max_budget=27, min_budget=3),
-                trials=trials,
-                surrogate=surrogate,
-                dir=scratch,
-            ).run(sharing=sharing, progress=False)
-            took = (time.perf_counter() - began) * 100 / trials
-            yield {"what": name, "seconds of 100 trials": took, "best loss": result.best.metrics["loss"]}
-
-
 PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "rates": rates,
     "wide": wide,
@@ -446,10 +413,8 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "transfer": transfer,
     "shards": shards,
     "models": models,
-    "figure1": figure1,
-    "whole": whole,
 }
-BY_HAND = ("models", "figure1", "whole")
+BY_HAND = ("models",)
 
 
 def main(arguments: list[str]) -> None:

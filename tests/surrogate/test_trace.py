@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from penstock.surrogate import trace as tracing
 from penstock.surrogate.parametrize import parts
 from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.shrink import shrink
@@ -179,3 +180,44 @@ def test_what_an_einsum_sums_over_is_a_dimension_of_its_weight():
         "router.weight": "output", "into": "hidden", "back": "hidden", "last.weight": "output", "last.bias": "fixed"
     }  # fmt: skip
     assert (shapes["into"], shapes["back"]) == ((4, 32, 64), (4, 64, 32))
+
+
+class Rotated(nn.Module):
+    """Attention whose keys have fewer heads than its queries, and whose head size is a buffer's, as Llama has it."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.table, self.head_size = nn.Embedding(33, width), width // 4
+        self.q, self.k, self.v = (nn.Linear(width, size, bias=False) for size in (width, width // 2, width // 2))
+        self.out, self.head = nn.Linear(width, width), nn.Linear(width, 33)
+        self.register_buffer("turns", 1 / torch.arange(1, self.head_size // 2 + 1))
+
+    def forward(self, i):
+        x = self.table(i)
+        q, k, v = (layer(x).view(*i.shape, -1, self.head_size).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        angles = torch.arange(i.shape[1])[:, None] * self.turns
+        k, v = (one.repeat_interleave(2, 1) for one in (torch.cat([angles, angles], -1).cos() * k, v))
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*i.shape, -1)
+        return self.head(x + self.out(y)).flatten(0, 1)
+
+
+def test_the_size_of_a_head_shrinks_where_a_buffer_has_it_too():
+    roles, shapes, narrow = twin(Rotated(), torch.arange(24).view(2, 12))
+    assert (narrow.head_size, len(narrow.turns)) == (8, 4)
+    assert (shapes["k.weight"], roles["k.weight"]) == ((16, 32), "hidden")
+
+
+@pytest.mark.parametrize(("make", "batch"), [(Biased, torch.arange(24).view(2, 12)), (Images, draws(3, 2, 8, 8))])
+def test_sizes_alone_say_what_torchs_own_operators_say(make, batch, monkeypatch):
+    def run(model, x):
+        made = model(x)
+        return loss(lambda _: made["logits"] if isinstance(made, dict) else made, x)
+
+    asked = []
+    for own in (False, True):
+        if own:
+            monkeypatch.setattr(tracing, "quick", lambda func, args: None)
+        model = make()
+        found = trace(model, run, batch)
+        asked.append((parts(model, found, 2), {place: found.at(size, 2) for place, size in found.attributes.items()}))
+    assert asked[0] == asked[1]

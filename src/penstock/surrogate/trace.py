@@ -33,6 +33,7 @@ from penstock.surrogate.internals import (
     tree_map_only,
     without_onednn,
 )
+from penstock.surrogate.quick import quick
 from penstock.surrogate.settings import NARROWEST
 from penstock.surrogate.sizes import Size, chosen, settled, symbols_of, value_of
 
@@ -128,14 +129,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.heads += [_raw(args[0].shape[-1]), _raw(args[2].shape[-1])]
         elif name == "embedding":
             self.tables.append(tuple(_raw(n) for n in args[0].shape))
-        elif name in ("native_batch_norm", "_native_batch_norm_legit"):
-            for one in args[1:5]:
-                if isinstance(one, Tensor):
-                    torch._check(  # type: ignore[no-untyped-call]
-                        one.shape[0] == args[0].shape[1]
-                    )
         known = len(self.env.guards)
-        made = func(*args, **(kwargs or {}))
+        made = (quick(func, args) or func)(*args, **(kwargs or {}))
         if not self.tied and name not in _PRODUCTS and any(map(_is_tie, self.env.guards[known:])):
             self.tied = _line(traceback.extract_stack())
         if given and all(id(one) in self.derived for one in given):

@@ -1,0 +1,95 @@
+"""What some operators make of tensors whose sizes are symbols: sizes alone, where torch looks at strides too.
+
+A trace needs no strides. Torch compares those of every view with every other number, by sympy, and computes BatchNorm
+in a dozen operators: for a transformer or a deep CNN that took most of a trace's time. All that is made here lies in
+the order of its dimensions, and what must be equal is told to the symbols just as torch tells it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Made = Callable[..., Any]
+
+
+def quick(func: Any, args: tuple[Any, ...]) -> Made | None:
+    """What stands for an operator with these arguments; nothing where torch's own is taken.
+
+    Tensors whose sizes are all numbers are torch's: it is quick there, and knows the values of constants.
+    """
+    known = _KNOWN.get(func.overloadpacket.__name__)
+    sizes = (
+        [*args[0].shape, *(args[1] if known is _view and isinstance(args[1], tuple | list) else ())] if known else ()
+    )
+    if not any(isinstance(size, torch.SymInt) for size in sizes):
+        return None
+    if known is _view and not isinstance(args[1], tuple | list):  # a view as another type
+        return None
+    return known
+
+
+def _empty(like: Tensor, sizes: Sequence[Any]) -> Tensor:
+    return torch.empty(tuple(sizes), dtype=like.dtype, device=like.device)
+
+
+def _view(x: Tensor, sizes: Sequence[Any]) -> Tensor:
+    """A view, which ties its sizes from the left as far as they are equal, and the products of the others."""
+    old, new = list(x.shape), list(sizes)
+    if free := [place for place, size in enumerate(new) if isinstance(size, int) and size == -1]:
+        others = prod(size for place, size in enumerate(new) if place not in free)
+        whole = prod(old)
+        torch._check(whole % others == 0)  # type: ignore[no-untyped-call]
+        new[free[0]] = whole // others
+    same = 0
+    while same < min(len(old), len(new)) and _hint(old[same]) == _hint(new[same]):
+        torch._check(old[same] == new[same])  # type: ignore[no-untyped-call]
+        same += 1
+    torch._check(prod(old[same:]) == prod(new[same:]))  # type: ignore[no-untyped-call]
+    return _empty(x, new)
+
+
+def _permute(x: Tensor, places: Sequence[int]) -> Tensor:
+    return _empty(x, [x.shape[place] for place in places])
+
+
+def _transpose(x: Tensor, one: int, other: int) -> Tensor:
+    sizes = list(x.shape)
+    sizes[one], sizes[other] = sizes[other], sizes[one]
+    return _empty(x, sizes)
+
+
+def _turned(x: Tensor) -> Tensor:
+    return _empty(x, list(x.shape)[::-1])
+
+
+def _clone(x: Tensor, **how: Any) -> Tensor:
+    return _empty(x, x.shape)
+
+
+def _batch_norm(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The weight, the bias and the means and variances have a number for each channel."""
+    for one in others[:4]:
+        if isinstance(one, Tensor):
+            torch._check(one.shape[0] == x.shape[1])  # type: ignore[no-untyped-call]
+    return _empty(x, x.shape), _empty(x, x.shape[1:2]), _empty(x, x.shape[1:2])
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+_KNOWN: dict[str, Made] = {
+    "view": _view,
+    "_unsafe_view": _view,
+    "permute": _permute,
+    "transpose": _transpose,
+    "t": _turned,
+    "clone": _clone,
+    "native_batch_norm": _batch_norm,
+    "_native_batch_norm_legit": _batch_norm,
+}
