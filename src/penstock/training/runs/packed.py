@@ -88,7 +88,7 @@ class PackedRun(Run):
         self._turns = 0
         self._began = self._since = time.perf_counter()  # of its turn, and of the seconds that no part has yet
         self._weighing: Weighing | None = None
-        self._weighed: tuple[int, int, int] | None = None  # how many parts at once pay, found with so many trials and steps
+        self._weighed: tuple[int, int, int] | None = None  # how many parts pay, found with so many trials and steps
         self._spell: tuple[float, list[_Part]] = (0.0, [])  # the parts that train while the others rest, and since when
         self._ledger = Ledger()
         self._new: tuple[str, int] | None = None  # the part whose memory is found out, and what was in use before it

@@ -1,8 +1,8 @@
 """The gain of a pack, timed on steps that count as training: each part alone, and some of them together.
 
 First all parts train together until their steps are as fast as they will soon be. Then parts rest while others are
-timed: each alone, then all together, and where all gain too little, two and more of them. What was timed holds on when a
-part leaves, and of a newcomer only its own times are missing. Windows cost what the device could train meanwhile, so
+timed: each alone, then all together, and where all gain too little, two and more of them. What was timed holds on when
+a part leaves, and of a newcomer only its own times are missing. Windows cost what the device could train meanwhile, so
 there are few: parts that are alike are timed alone once, and where there are many parts, several join at once.
 """
 
@@ -74,7 +74,9 @@ class Weighing:
     def _next_count(self) -> int:
         """How many of the runs to time together next: all, and if these gain too little, two and more of them."""
         most = len(self.runs)
-        return next_count(max((count for count in self.sigmas if count < most), default=1), most) if self.sigmas else most
+        if not self.sigmas:
+            return most
+        return next_count(max((count for count in self.sigmas if count < most), default=1), most)
 
     @property
     def size(self) -> int:
