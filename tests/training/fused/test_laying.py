@@ -1,5 +1,7 @@
 """Many steps laid down at once are the same as one by one. On a CPU, a recording is called instead of replayed."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -145,6 +147,37 @@ def test_where_kernels_cannot_be_compiled_at_all_the_step_is_captured_without_th
     assert together.fused.fast
     assert together.recipe.refusals == ["kernels: division by zero"]
     assert together.recipe.kernels == {2: False}, "which is not tried again"
+
+
+def test_a_kernel_that_was_not_foreseen_is_compiled_beside_and_not_in_training(monkeypatch):
+    class Beside:
+        asked, there = [], True
+        ask = asked.append
+
+        def ready(self, jobs):
+            return self.there
+
+    @contextmanager
+    def needed(load):
+        yield missing.copy()
+
+    beside, missing = Beside(), ["a kernel"]
+    monkeypatch.setattr(speeding, "available", lambda device: True)
+    monkeypatch.setattr(speeding, "compiling", lambda: beside)
+    monkeypatch.setattr(speeding, "needed", needed)
+    monkeypatch.setattr(speeding, "agree_kernels", lambda step, inputs: 1 / 0 if missing else None)
+    monkeypatch.setattr(Speeding, "_needed", lambda self, step, inputs: [])
+    together = met(Trials(Smoothed(momentum))).step(1)
+    assert together.fused.fast
+    assert together.fused.speeding.awaits
+    assert beside.asked == [["a kernel"]]
+    assert not together.recipe.kernels
+    missing.clear()
+    together.fused.speeding.look()
+    together.step(1)
+    assert together.recipe.kernels.keys() == {2}
+    assert not together.fused.speeding.awaits
+    assert not together.recipe.refusals
 
 
 def test_trials_come_and_go_between_leaps():

@@ -62,7 +62,7 @@ def step():
     attention.attention(*[x.flatten(0, 1)] * 3).sum().backward()
 
 
-def looked_up():
+def looked_up(of=step):
     """The names under which Triton looks for the kernels of a step in its cache, one for each."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.compiler import make_backend
@@ -83,8 +83,21 @@ def looked_up():
                 if isinstance(value, triton.JITFunction) and hasattr(value, "compile"):  # it was launched
                     stack.enter_context(mock.patch.object(value, "compile", compile))
         with tuning.untimed():
-            step()
+            of()
     return names
+
+
+def lying(name):
+    """Those missing of a step's kernels, and how many are loaded, where the kernels of one name lie in the cache."""
+
+    def of():
+        with mock.patch.object(needed, "lies_there", lambda job: job.name == name), needed.needed(load=True) as jobs:
+            step()
+        missing.extend(job.name for job in jobs)
+
+    missing = []
+    loaded = looked_up(of)
+    return missing, len(loaded)
 
 
 def main():
@@ -105,7 +118,10 @@ def main():
         assert triton.knobs.runtime.jit_cache_hook is before
         triton.knobs.runtime.jit_cache_hook = None
         names = looked_up()
+        weighing._weigh.device_caches[0][0].clear()  # it is forgotten here, as in another process
+        elsewhere, there = lying("_spread"), lying("_weigh")
     found = {"jobs": jobs, "digests": [needed.digest(job) for job in jobs], "looked_up": names, "asked": asked}
+    found |= {"lying": [there, elsewhere]}
     Path(sys.argv[1]).write_text(json.dumps(found))
 
 

@@ -74,6 +74,11 @@ def test_every_kernel_of_a_step_is_noted_and_none_is_compiled_or_timed(found):
     assert {job.capability for job in found["jobs"]} == {90}
 
 
+def test_kernels_that_lie_in_the_cache_are_loaded_and_the_others_are_noted(found):
+    """The process has forgotten one kernel, which lies in the cache or not."""
+    assert found["lying"] == [[[], 1], [["_weigh"], 0]]
+
+
 def test_a_hook_that_was_there_before_sees_the_kernels_of_others_alone(found):
     assert found["asked"] == ["_other"]
 

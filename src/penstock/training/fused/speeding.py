@@ -197,8 +197,26 @@ class Speeding:
                     self._awaited[kind], wanted = jobs, False
                 elif not wanted:
                     return self._faster(step, inputs, laid)
-            with kernels(wanted):
+            if wanted and (made := self._with_kernels(step, inputs, laid)) is not None:
+                return made
+            with kernels(False):
                 return captured(step, inputs, laid, self.pool)
+
+    def _with_kernels(self, step: Step, inputs: Inputs, laid: Laid | None) -> CapturedStep | None:
+        """A captured step with kernels. None where some would have to be compiled first: a process beside does it."""
+        try:
+            with kernels(True), needed(load=True) as missing:
+                if not self.recipe.kernels:
+                    agree_kernels(step, inputs)
+                made = captured(step, inputs, laid, self.pool)
+        except Exception:
+            if not missing:
+                raise
+        if not missing:
+            return made
+        compiling().ask(missing)
+        self._awaited[inputs.kind()] = missing
+        return None
 
     def _time(self, made: CapturedStep, step: Step, inputs: Inputs) -> None:
         """Time a step of all trials and one of a trial alone, where nothing is known of how many should be together."""
@@ -244,12 +262,13 @@ class Speeding:
             made[False] = captured(step, inputs, laid, self.pool)
         if self._used(inputs) or self._undecided(step, inputs):
             try:
-                if not self.recipe.kernels:
-                    agree_kernels(step, inputs)
-                with kernels(True):
-                    made[True] = captured(step, inputs, laid, self.pool)
+                with_kernels = self._with_kernels(step, inputs, laid)
             except Exception as error:  # for want of memory too: the bundle has enough without this comparison
                 self._refuse("kernels", error)
+            else:
+                if with_kernels is None:
+                    return made[False]
+                made[True] = with_kernels
             seconds = {used: _seconds(one, inputs) for used, one in made.items()}
             self.recipe.use_kernels(about(len(inputs.rows[0])), min(seconds, key=lambda used: seconds[used]))
         return made[self._used(inputs)]

@@ -35,11 +35,12 @@ class Job(NamedTuple):
 
 
 @contextmanager
-def needed() -> Iterator[list[Job]]:
+def needed(load: bool = False) -> Iterator[list[Job]]:
     """Note the kernels of Penstock that are launched and would have to be compiled, and launch none of them.
 
     The list is complete at the end. Block sizes are not timed. Kernels that this process has loaded run as ever, and so
-    do those of other libraries. What such a step computes and writes must be thrown away.
+    do those of other libraries. ``load``: kernels that lie in Triton's cache are loaded, and run too. Where the list is
+    not empty, everything that was computed and written meanwhile must be thrown away.
     """
     from triton import knobs
 
@@ -51,7 +52,10 @@ def needed() -> Iterator[list[Job]]:
         def hook(**given: Any) -> Any:
             if (here := _NOTED.get()) is None or not given["fn"].module.startswith(OURS):
                 return before(**given) if before is not None else None
-            here[_job(**given)] = None
+            job = _job(**given)
+            if load and lies_there(job):
+                return None
+            here[job] = None
             return True
 
         knobs.runtime.jit_cache_hook = hook
