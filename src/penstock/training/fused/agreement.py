@@ -236,18 +236,21 @@ def _in_float64(step: Step, inputs: Inputs, alone: Alone) -> tuple[Grads, Grads]
 
 
 def _length(grads: Grads) -> float:
-    return float(sum(float(grad.double().square().sum()) for grad in grads if grad is not None) ** 0.5)
+    squares = [grad.double().square().sum() for grad in grads if grad is not None]
+    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0  # one wait for a device
 
 
 def compare(names: Sequence[str], together: Grads, alone: Grads, tolerance: float, whole: float | None = None) -> None:
     """Refuse gradients that differ by more than a part of the trial's ``whole`` gradient."""
     whole = _length(alone) if whole is None else whole
+    distances = {}
     for name, one, own in zip(names, together, alone, strict=False):
-        if one is None or own is None:
-            if one is not own:
-                raise Unfusable(f"the gradient of {name} is there or missing, unlike that of the trial alone")
-            continue
-        far = float(distance(own, one)) / max(whole, 1e-30)
+        if one is not None and own is not None:
+            distances[name] = distance(own, one)
+        elif one is not own:
+            raise Unfusable(f"the gradient of {name} is there or missing, unlike that of the trial alone")
+    off = torch.stack([*distances.values()]) / max(whole, 1e-30) if distances else torch.empty(0)
+    for name, far in zip(distances, off.tolist(), strict=True):  # one wait for a device
         if not far <= tolerance:
             raise Unfusable(f"the gradient of {name} is off by {far:.2g} of that of the trial alone")
 
