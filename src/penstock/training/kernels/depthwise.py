@@ -167,7 +167,7 @@ def _weighed(x: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> torch.Tens
         parts = triton.cdiv(_count(x, geometry, blocks), blocks["EACH"])
         out = x.new_empty(len(x), parts, taps, x.shape[-1], dtype=torch.float32)
         grid = (parts * triton.cdiv(x.shape[-1], blocks["BC"]), len(x))
-        _weigh[grid](x, g, out, x.shape[1], x.shape[-1], tuple(geometry.flat()), **blocks)
+        _weigh[grid](x, g, out, x.shape[1], C=x.shape[-1], G=tuple(geometry.flat()), **blocks)
         return out.sum(1)
 
     return launch(tuned(_key("depthwise weights", x, geometry), lambda: _candidates(x, geometry, SUMS), launch))
@@ -189,7 +189,7 @@ def _candidates(x: torch.Tensor, geometry: Geometry, plans: list[Blocks]) -> lis
             blocks["AHEAD"] = min(plan["AHEAD"], blocks["R0"])
         blocks["BC"] = min(triton.next_power_of_2(x.shape[-1]), CHANNELS)
         blocks["BM"] = max(1, THREADS * blocks.pop("HELD") // blocks["BC"])
-        if "PARTS" in plan:  # a power of two, or every batch size would compile a kernel
+        if "PARTS" in plan:  # a power of two, so that a choice that was kept is found again
             blocks["EACH"] = 2 ** max(0, (_count(x, geometry, blocks) // blocks.pop("PARTS")).bit_length() - 1)
         if blocks not in found:
             found.append(blocks)
@@ -321,11 +321,11 @@ def _convolve(
                     tl.store(y + (r * G[3] + s) * C, total.to(y.dtype.element_ty), mask=made[s] & (row + r < G[2]))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "EACH"])
 @no_type_check
 def _weigh(
-    x, g, out, N, C: tl.constexpr, G: tl.constexpr,
-    R0: tl.constexpr, R1: tl.constexpr, EACH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    x, g, out, N, EACH, C: tl.constexpr, G: tl.constexpr,
+    R0: tl.constexpr, R1: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """out[trial, part, tap, c] = Σ_place x[trial, place at the tap, c] · g[trial, place, c] over a part's places."""
     K: tl.constexpr = G[4] * G[5]

@@ -26,9 +26,9 @@ SUMMING = [
 ]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["EACH"])
 def _moments(
-    y, out, R, C: tl.constexpr, CP: tl.constexpr, EACH: tl.constexpr, BR: tl.constexpr, UNROLL: tl.constexpr,
+    y, out, R, EACH, C: tl.constexpr, CP: tl.constexpr, BR: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """out[trial, part] = the mean, and the sum of squares around it.
 

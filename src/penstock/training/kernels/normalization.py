@@ -65,11 +65,11 @@ def _normalize(
     tl.store(out + at, _activate(z, ACT).to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["EACH"])
 def _reduce(
-    d, y, made, kept, numbers, out, R,
+    d, y, made, kept, numbers, out, R, EACH,
     C: tl.constexpr, CP: tl.constexpr, ACT: tl.constexpr, RES: tl.constexpr, AGAIN: tl.constexpr,
-    EACH: tl.constexpr, BR: tl.constexpr, UNROLL: tl.constexpr,
+    BR: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """out[:, trial, part] = Σ g and Σ g · (y - mean), where g is the part of d that the activation lets through.
 

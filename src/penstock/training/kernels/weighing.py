@@ -21,17 +21,19 @@ from penstock.training.kernels.tuning import Blocks, about, tuned
 from penstock.training.uncompiled import operator
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "PARTS", "EACH"])
 def _weigh(
-    x, g, out, M, x_step, y_step,
+    x, g, out, M, x_step, y_step, PARTS, EACH,
     C: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
     H0: tl.constexpr, H1: tl.constexpr, O0: tl.constexpr, O1: tl.constexpr, G0: tl.constexpr, G1: tl.constexpr,
     B0: tl.constexpr, B1: tl.constexpr, T1: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
     P0: tl.constexpr, P1: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-    PARTS: tl.constexpr, EACH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    SPLIT: tl.constexpr = 0,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr = 0,
 ):  # fmt: skip
-    """out[trial, part, k, n] = Σ_m patch[m, k] · g[trial, m, n] over the blocks of a part."""
+    """out[trial, part, k, n] = Σ_m patch[m, k] · g[trial, m, n] over the blocks of a part.
+
+    It is compiled for a layer, whatever the batch size and the number of trials.
+    """
     part = tl.program_id(0) % PARTS
     k = tl.program_id(0) // PARTS * BK + tl.arange(0, BK)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -64,7 +66,7 @@ def weigh_by(x: torch.Tensor, g: torch.Tensor, geometry: Geometry, channels: int
     out = torch.empty(trials, parts, k, by.columns, device=x.device, dtype=torch.float32)
     own = {name: n for name, n in blocks.items() if name not in ("B0", "B1", "PARTS")}
     _weigh[parts * triton.cdiv(k, blocks["BK"]), triton.cdiv(by.columns, blocks["BN"]), trials](
-        x, g, out, m, x.stride(0), g.stride(0), EXACT=exact(), PARTS=parts, EACH=each, **by.constants, **own
+        x, g, out, m, x.stride(0), g.stride(0), parts, each, EXACT=exact(), **by.constants, **own
     )
     return collect(out, by, geometry.taps[0] * geometry.taps[1], channels)
 
