@@ -116,7 +116,7 @@ def main():
             step()
             _other[1,](other)
         with needed.needed() as others:
-            step(5, 34)
+            step(5, 1024)
         assert triton.knobs.runtime.jit_cache_hook is before
         triton.knobs.runtime.jit_cache_hook = None
         names = looked_up()

@@ -27,7 +27,7 @@ from penstock.training.kernels.tuning import Blocks, about, tuned
 from penstock.training.uncompiled import operator
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _convolve(
     x, w, y, addend, M, x_step, y_step,
     C: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr, ADD: tl.constexpr,

@@ -288,7 +288,7 @@ def _read(x, h, i: tl.constexpr, inside, C: tl.constexpr, G: tl.constexpr, colum
     return values
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 @no_type_check
 def _convolve(
     x, w, y, N, C: tl.constexpr, TURNED: tl.constexpr, G: tl.constexpr,
