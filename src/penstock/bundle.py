@@ -129,6 +129,15 @@ class Bundle:
     limits: Mapping[int, Mapping[int, tuple[float, float]]] = field(default_factory=dict)
 
 
+def limited_as(signature: str, devices: int) -> str:
+    """What power limits of a signature are kept as, where one limit holds for so many devices of a trial.
+
+    >>> limited_as("mlp", 1), limited_as("mlp", 4)
+    ('mlp', 'mlp on 4')
+    """
+    return signature if devices == 1 or not signature else f"{signature} on {devices}"
+
+
 @dataclass(frozen=True)
 class Job:
     """The facts that every worker of a study knows. ``states`` may be given as a path or a URL.

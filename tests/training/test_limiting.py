@@ -1,6 +1,7 @@
 """Power limits are tried while trials train, kept, and set; the prior one returns."""
 
 import warnings
+from copy import copy
 from itertools import count
 
 import pytest
@@ -13,6 +14,7 @@ from penstock.energy.nvml import Gpu
 from penstock.log.events import Limited
 from penstock.training import limiting
 from penstock.training.limiting import Limiter
+from penstock.training.runs.base import Run
 from tests.energy.conftest import gpus as gpus
 from tests.energy.nvml import fake
 from tests.studies import log, studies
@@ -21,21 +23,34 @@ from tests.tasks import Blobs
 study = studies(Blobs, {"lr": ps.loguniform(1e-3, 1)}, trials=2, algorithm=ps.Random(budget=8))
 
 
-class FakeRun:
+class FakeRun(Run):
     """A run whose steps take longer below a limit of 500 W, by a clock that the device's counter follows."""
 
-    certain, together, settled, steps = 0, 1, True, 0
+    certain, together, settled = 0, 1, True
+    declare = events = over = None
 
     def __init__(self, folder, limits=None):
-        self.folder, self.clock = folder, 0.0
-        self.bundle = Bundle("a", ("cuda:0",), (), signature="mlp", limits=limits or {})
+        super().__init__(None, Bundle("a", ("cuda:0",), (), signature="mlp", limits=limits or {}))
+        self.folder, self.time = folder, [0.0]
         fake.make(folder, clock=0.0, since=0.0, draw=650.0)
 
+    @property
+    def clock(self):
+        return self.time[0]
+
+    def after(self):
+        """The next such run on this device."""
+        made = copy(self)
+        made.steps = 0
+        return made
+
     def train(self, seconds):
-        limit = fake.look(self.folder)["limit"]
-        self.clock += seconds
-        self.steps += round(seconds * 100 * min(1.0, limit / 500.0))
+        self.step(seconds, min(1.0, fake.look(self.folder)["limit"] / 500.0))
+        self.time[0] += seconds
         fake.change(self.folder, clock=self.clock)
+
+    def step(self, seconds, pace):
+        self.steps += round(seconds * 100 * pace)
 
 
 def found(run, eta, clock=None):
@@ -72,7 +87,8 @@ def test_where_little_is_certain_four_limits_and_the_neighbours_of_the_best_are_
 
 
 def test_what_an_earlier_study_measured_is_set_at_once(gpus):
-    run = FakeRun(gpus, limits={1: {700: (0.01, 650.0), 350: (0.011, 340.0)}})
+    table = {700: (0.01, 650.0), 550: (0.01, 540.0), 400: (0.011, 390.0), 350: (0.012, 340.0), 200: (0.03, 190.0)}
+    run = FakeRun(gpus, limits={1: table | {300: (0.015, 290.0), 399: (0.001, 1.0)}})
     limiter, told = found(run, 1.0)
     assert [line.limit for line in told] == [350.0]
     assert fake.look(gpus)["sets"] == [350.0]
@@ -96,7 +112,7 @@ def test_a_meter_that_fails_midway_gives_the_limit_back(gpus, monkeypatch):
             raise MeterError("it is gone")
         return 0.0
 
-    monkeypatch.setattr(limiter._meter, "read", read)
+    monkeypatch.setattr(limiter.own._meter, "read", read)
     told = []
     for _ in range(9):
         told += filter(None, [limiter.boundary(run)])
