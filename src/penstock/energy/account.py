@@ -72,6 +72,11 @@ class Ledger:
             self._cut(now, max(left, now * 0))
         self.total += joules
 
+    def share(self, now: float, devices: int) -> None:
+        """From now on the meter counts for so many devices."""
+        self._foresee(now)
+        self._devices = devices
+
     def enter(self, user: Hashable, now: float) -> None:
         """From now on a user may claim."""
         self._foresee(now)
@@ -171,6 +176,10 @@ class Metered:
             except MeterError as error:
                 self.failed = str(error)
                 return None
+
+    def fail(self, why: str) -> None:
+        """Nobody can read it any more."""
+        self.failed = why
 
     def take(self, now: float, joules: float | None) -> None:
         """Count a reading, unless a later one was counted."""

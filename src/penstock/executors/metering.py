@@ -25,7 +25,7 @@ Told = TypeVar("Told")
 
 
 @dataclass
-class _Device:
+class MeteredDevice:
     """A meter of one device, or of a machine's processors together."""
 
     name: str
@@ -35,6 +35,7 @@ class _Device:
     most: float = 0.0  # watts
     at: float = 0.0  # when it was told last
     failed: bool = False  # whether it was told that the meter fails
+    near: bool = True  # whether the meter can be read here
 
     def take(self, now: float, joules: float | None) -> None:
         """Count a reading."""
@@ -43,7 +44,7 @@ class _Device:
 
     def look(self, now: float) -> None:
         """Read the meter here as long as the power is not known: later on the thread does, and nobody waits for it."""
-        if not self.metered.ledger.watts:
+        if self.near and not self.metered.ledger.watts:
             self.take(now, self.metered.read())
 
     def line(self, now: float) -> Metered | None:
@@ -67,12 +68,12 @@ class Metering:
     def __init__(self, meters: Mapping[str, Meter | Unmetered], *, beside: bool = False) -> None:
         now = time.monotonic()
         self.unmetered = {name: one.reason for name, one in meters.items() if isinstance(one, Unmetered)}
-        self._of: dict[str, _Device] = {}
+        self._of: dict[str, MeteredDevice] = {}
         for name, meter in meters.items():
             if not isinstance(meter, Unmetered):
                 there = [other for other, same in meters.items() if same is meter]
                 known = self._of.get(there[0])
-                made = known or _Device(name, account.Metered(meter, now, len(there), beside=beside), at=now)
+                made = known or MeteredDevice(name, account.Metered(meter, now, len(there), beside=beside), at=now)
                 self._of[name] = made
         self._devices = list({id(one): one for one in self._of.values()}.values())
         self._on: dict[Key, tuple[str, ...]] = {}
@@ -140,7 +141,7 @@ class Metering:
         why = [self.unmetered[name] for name in devices if name in self.unmetered] + failed
         return replace(usage, joules=None if why else joules, unmetered=why[0] if why else "")
 
-    def _under(self, devices: Sequence[str]) -> list[_Device]:
+    def _under(self, devices: Sequence[str]) -> list[MeteredDevice]:
         return list({id(one): one for name in devices if (one := self._of.get(name)) is not None}.values())
 
     def due(self) -> list[Metered]:
@@ -161,7 +162,8 @@ class Metering:
                     one.metered.ledger.leave(key)
             self._on.clear()
             for one in self._devices:
-                one.take(time.monotonic(), one.metered.read())
+                if one.near:
+                    one.take(time.monotonic(), one.metered.read())
             return [line for one in self._devices if (line := one.line(now)) is not None]
 
     def close(self) -> None:

@@ -11,13 +11,13 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, ClassVar
 
-from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Limited, Measured, Metered, TrialFailed
+from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Limited, Measured, TrialFailed
 from penstock.errors import StudyError
 from penstock.executors.base import Executor, ExecutorEvent, refuse_collision, refuse_twins
 from penstock.executors.metering import Metering, uuids
@@ -40,7 +40,7 @@ class ProcessExecutor(Executor):
         self._seats = {seat.device.name: seat for seat in seats}
         if workers > 1 and isinstance(job.task, Task) and not seats[0].sliced:
             self.modes = self.modes | {"distributed"}  # between slices of a GPU there is no NCCL
-        self._meters = Metering.of(uuids([seat.device for seat in seats]), beside=self.beside)
+        self._meters: Metering = Metering.of(uuids([seat.device for seat in seats]), beside=self.beside)
         self._woken, self._wake = os.pipe()
         self._events: deque[ExecutorEvent] = deque()
         self._workers = {name: self._start(job.study, name) for name in self._seats}
@@ -195,17 +195,6 @@ class ProcessExecutor(Executor):
 
     def now(self) -> float:
         return time.monotonic() - self._began
-
-    @property
-    def metered(self) -> bool:
-        return self._meters.active
-
-    @property
-    def unmetered(self) -> Mapping[str, str]:
-        return self._meters.unmetered
-
-    def settle(self) -> list[Metered]:
-        return self._meters.settle()
 
     def close(self) -> None:
         self._meters.close()
