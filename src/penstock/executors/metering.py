@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from penstock.bundle import Bundle, Device, Left, Metered, TrialFailed
 from penstock.energy import account
-from penstock.energy.meter import Meter, Unmetered, meter_of
+from penstock.energy.meter import GpuMeter, Meter, Unmetered, meter_of
 from penstock.training.limiting import uuid_of
 from penstock.trial import Report, Usage
 
 EVERY = 0.5  # seconds between two readings
 TELL = 5.0  # seconds between two lines of a device
 Key = tuple[str, int, int]  # study, trial, attempt
+Users = Callable[[], Mapping[int, Key]]  # the trial of each process, by the process's number
 Told = TypeVar("Told")
 
 
@@ -65,8 +66,9 @@ class MeteredDevice:
 class Metering:
     """Meters by device: reads them, charges trials, and tells of devices."""
 
-    def __init__(self, meters: Mapping[str, Meter | Unmetered], *, beside: bool = False) -> None:
-        now = time.monotonic()
+    def __init__(self, meters: Mapping[str, Meter | Unmetered], *, users: Users | None = None) -> None:
+        now, beside = time.monotonic(), users is not None
+        self._users = users
         self.unmetered = {name: one.reason for name, one in meters.items() if isinstance(one, Unmetered)}
         self._of: dict[str, MeteredDevice] = {}
         for name, meter in meters.items():
@@ -83,10 +85,13 @@ class Metering:
             threading.Thread(target=self._read, daemon=True, name="penstock meters").start()
 
     @classmethod
-    def of(cls, uuids: Mapping[str, str | None], *, beside: bool = False) -> Metering:
-        """The meters of devices of this machine, by their UUIDs; all parts of its CPU, without one, share a meter."""
+    def of(cls, uuids: Mapping[str, str | None], *, users: Users | None = None) -> Metering:
+        """The meters of devices of this machine, by their UUIDs; all parts of its CPU, without one, share a meter.
+
+        Where processes share devices, ``users`` gives what each of them trains.
+        """
         made = {uuid: meter_of(uuid) for uuid in set(uuids.values())}
-        return cls({name: made[uuid] for name, uuid in uuids.items()}, beside=beside)
+        return cls({name: made[uuid] for name, uuid in uuids.items()}, users=users)
 
     @property
     def active(self) -> bool:
@@ -174,8 +179,17 @@ class Metering:
         while not self._end.wait(EVERY):
             for one in self._devices:
                 joules, now = one.metered.read(), time.monotonic()
+                worked = self._worked(one.metered.meter)
                 with self._lock:
+                    one.metered.ledger.weigh(worked)
                     one.take(now, joules)
+
+    def _worked(self, meter: Meter) -> dict[Hashable, int]:
+        """How busy each trial kept a device that processes share, where NVML knows one of them."""
+        if self._users is None or not isinstance(meter, GpuMeter):
+            return {}
+        busy, users = meter.busy(), self._users()
+        return {key: busy.get(pid, 0) for pid, key in users.items()} if busy.keys() & users.keys() else {}
 
 
 def uuids(devices: Sequence[Device]) -> dict[str, str | None]:
