@@ -8,8 +8,11 @@ import torch
 
 import penstock as ps
 from penstock.algorithms.recurring import Ended
-from penstock.log.events import Asked, Wrote
+from penstock.energy.cost import Objective
+from penstock.log.events import Asked, Limited, Opened, Reported, Wrote
 from penstock.log.reader import read
+from penstock.recurring import unlimited_cost
+from penstock.trial import Usage
 from tests.tasks import Blobs
 
 NEEDED = {16: 22, 32: 20, 64: 20, 128: 24}
@@ -161,3 +164,24 @@ def test_a_task_really_trains_with_each_size_and_gives_its_model():
     assert phase["dry"]
     assert all(seconds > 0 for seconds in phase["unit_costs"].values())
     assert phase["unit_costs"].keys() == {"8", "16"}
+
+
+def test_what_a_unit_would_cost_without_a_limit_follows_from_units_with_it():
+    """At 250 W a unit would take 10 s and 200 W; at 100 W, it takes 12 s and 100 W."""
+    objective, table = Objective(0.5, 250.0), {250: (1.0, 200.0), 100: (1.2, 100.0)}
+    at_limit = Usage(12.0, 10, joules=1200.0)
+
+    def unit(trial, number, usage=at_limit):
+        return Reported(trial, 1, number, {}, None, usage, 0.0)
+
+    opened = Opened({"metric": "a", "mode": "max"})
+    past = [opened, *(Asked(trial, {"batch_size": size}, 9, "") for trial, size in ((0, 32), (1, 64)))]
+    past.append(unit(0, 1, Usage(99.0, 10, joules=1.0)))
+    assert unlimited_cost(past, 32, objective) is None, "no limit is known"
+    past.append(Limited("cuda:0", "32.ab", 1, 100.0, True, 1.2, 0.6, table=table))
+    past.append(unit(0, 2, Usage(50.0, 10, joules=1.0)))
+    assert unlimited_cost(past, 32, objective) is None, "that unit began at other limits"
+    past += [unit(1, 1, Usage(77.0, 10, joules=7.0)), unit(0, 3)]
+    assert unlimited_cost(past, 32, objective) == pytest.approx(objective.cost(10.0, 2000.0))
+    past += [opened, unit(0, 4, Usage(10.0, 10, joules=2000.0))]
+    assert unlimited_cost(past, 32, objective) == pytest.approx(objective.cost(10.0, 2000.0)), "it set no limit"

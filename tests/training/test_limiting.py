@@ -11,7 +11,7 @@ from penstock.bundle import Bundle
 from penstock.energy import power
 from penstock.energy.meter import MeterError
 from penstock.energy.nvml import Gpu
-from penstock.log.events import Limited
+from penstock.log.events import Limited, Opened
 from penstock.training import limiting
 from penstock.training.limiting import Limiter
 from penstock.training.runs.base import Run
@@ -187,3 +187,18 @@ def test_observing_and_a_plain_run_never_set(limitable):
         study(objective=1.0).run(progress=False, power="observe", sharing="solo")
         study(name="plain", objective=1.0).run(progress=False, sharing="solo")
     assert fake.look(limitable)["sets"] == []
+
+
+def test_a_recurring_job_finds_its_limit_and_knows_what_a_unit_would_cost_without_it(limitable):
+    def made():
+        sizes = {"batch_sizes": [8, 16], "default": 16, "target": 0.62, "max_budget": 40, "recurrences": 40}
+        config = {"lr": 0.1, "momentum": 0.5}
+        return ps.Recurring(Blobs(), config, metric="loss", mode="min", policy="default", name="job", **sizes)
+
+    for _ in range(3):
+        made().run(power="limit", progress=False)
+    found = [event for event in log("job") if isinstance(event, Limited) and event.signature]
+    assert len(found) == 3, "each call has the limit from its first step on, once it is known"
+    opened = [event.settings["kept"]["phases"][-1] for event in log("job") if isinstance(event, Opened)]
+    assert [phase["default_cost"] is None for phase in opened[::2]] == [True, False]
+    assert fake.look(limitable)["limit"] == 700.0

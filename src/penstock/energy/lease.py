@@ -64,6 +64,8 @@ class Lease:
         if not least <= watts <= most:
             raise NvmlError(f"expected a power limit from {least:g} to {most:g} W, got {watts:g} W")
         if self._watchdog is None:
+            with _locked(self._gpu.uuid):  # where nobody can keep a lease, no watchdog could end it
+                pass
             self._watchdog = _watchdog(self._gpu.uuid, self._name)
         try:
             with _held(self._gpu) as there:

@@ -251,7 +251,7 @@ class Engine:
             self.placing.pace.metered(event)
         if isinstance(event, Limited):
             self.placing.pace.limited(event)
-            if not event.set and event.reason:
+            if not event.set and not event.table:
                 warnings.warn(f"{event.device}: {event.reason}", stacklevel=2)
         if isinstance(event, Metered | Limited):
             self._log(replace(event, clock=self.clock()))

@@ -154,7 +154,7 @@ class Limiter:
         search = self._searches.get(key)
         if search is None or key in self._best or len(search.tried) <= max(1, self._said[key]):
             return None
-        return self._line(key, on, search, f"of {len(search.tried)} limits so far")
+        return self._line(key, on, search, f"of {len(search.tried)} limits so far", found=False)
 
     def close(self) -> None:
         """The prior limit returns."""
@@ -172,8 +172,8 @@ class Limiter:
         self._looked = now
         if (search := self._searches.get(key)) is None:
             all = limits(*on.range)
-            known = {float(limit): Draw(*both) for limit, both in run.bundle.limits.get(key[1], {}).items()}
-            tried = {limit: draw for limit, draw in known.items() if limit in all}
+            known = run.bundle.limits.get(key[1], {})  # by whole watts
+            tried = {limit: Draw(*known[round(limit)]) for limit in all if round(limit) in known}
             search = self._searches[key] = Search(Objective(self._eta, on.count * all[0]), all, 0.0, tried)
             self._said[key] = len(tried)
         if (limit := search.next()) is None:
@@ -219,7 +219,7 @@ class Limiter:
         on.set(search.best)
         return self._line(key, on, search, f"of {len(search.tried)} limits that {how}")
 
-    def _line(self, key: Key, on: Limitable, search: Search, how: str) -> Limited:
+    def _line(self, key: Key, on: Limitable, search: Search, how: str, *, found: bool = True) -> Limited:
         self._said[key] = len(search.tried)
         none, there = search.tried[max(search.tried)], search.tried[search.best]
         parts = there.seconds / none.seconds, there.joules / none.joules if none.joules else 1.0
@@ -227,7 +227,7 @@ class Limiter:
         said = f"{how}, {search.best:.0f} W{each} costs least by objective={self._eta:g}"
         table = {round(limit): (draw.seconds, draw.watts) for limit, draw in sorted(search.tried.items())}
         reason = f"{said}: {parts[0]:.2f} times as long, {parts[1]:.2f} of the joules"
-        return Limited(self._device, *key, search.best, True, *parts, table=table, reason=reason)
+        return Limited(self._device, *key, search.best, found, *parts, table=table, reason=reason)
 
     def _fail(self, key: Key, on: Limitable, error: Exception) -> Limited:
         self._slice = None
