@@ -111,11 +111,11 @@ def by_hand(task: ps.Task, name: str, gpu: Gpu, seconds: float) -> dict[str, Any
     def epochs() -> Iterator[None]:
         while True:
             model.train()
-            for rows in torch.randperm(len(train[0]), device=device).split(task.batch_size):
+            for rows in torch.randperm(len(train[0]), device=device).split(task.batch_size):  # type: ignore[no-untyped-call]
                 optimizer.zero_grad()
                 with mixed:
                     loss = task.loss(model, tuple(part[rows] for part in train), config)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 yield
             model.eval()

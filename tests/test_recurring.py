@@ -9,7 +9,7 @@ import torch
 import penstock as ps
 from penstock.algorithms.recurring import Ended
 from penstock.energy.cost import Objective
-from penstock.log.events import Asked, Limited, Opened, Reported, Wrote
+from penstock.log.events import Asked, Limited, Opened, Placed, Reported, Wrote
 from penstock.log.reader import read
 from penstock.recurring import unlimited_cost
 from penstock.trial import Usage
@@ -91,6 +91,27 @@ def test_overlapping_recurrences_have_a_device_each_and_all_their_runs():
         event.config["recurrence"] for event in read(Path(".penstock/nightly/log.jsonl")) if isinstance(event, Asked)
     }
     assert days == set(range(7))
+
+
+def test_a_run_is_placed_once_where_nothing_can_stop_it_and_ends_with_the_unit_that_reaches_the_target():
+    done = job(policy="default").run(3, on=ps.Simulated(devices=1, watts=200, kept=False))
+    events = list(read(Path(".penstock/nightly/log.jsonl")))
+    assert [event.trial for event in events if isinstance(event, Placed)] == [0, 1, 2]
+    assert [one.runs[0].units for one in done] == [19, 20, 21]
+    last = [event for event in events if isinstance(event, Reported)][-1]
+    assert (last.unit, last.state.unit) == (21, 21)
+
+
+def test_a_run_that_its_stake_stops_is_granted_ever_less_of_it():
+    job(policy="zeus", batch_sizes=[16, 32], beta=1.0).run(3, on=on())
+    (stopped, *_) = [run for run in logged() if run.verdict == "stopped"]
+    assert stopped.cost <= stopped.stake
+    assert stopped.cost + stopped.cost / stopped.units > stopped.stake, "its next unit would have passed the stake"
+    asked = [event for event in read(Path(".penstock/nightly/log.jsonl")) if isinstance(event, Asked)]
+    budgets = [event.budget for event in asked if event.trial == stopped.trial]
+
+    assert budgets == [1, 5, 7, 8, 9, 10]
+    assert stopped.units == 10
 
 
 def test_where_nothing_counts_joules_the_cost_is_time_and_that_is_said_once(capsys):

@@ -195,10 +195,11 @@ def test_a_recurring_job_finds_its_limit_and_knows_what_a_unit_would_cost_withou
         config = {"lr": 0.1, "momentum": 0.5}
         return ps.Recurring(Blobs(), config, metric="loss", mode="min", policy="default", name="job", **sizes)
 
-    for _ in range(3):
+    for _ in range(4):
         made().run(power="limit", progress=False)
     found = [event for event in log("job") if isinstance(event, Limited) and event.signature]
-    assert len(found) == 3, "each call has the limit from its first step on, once it is known"
+    assert "were measured before" in found[-1].reason, "a call has the limit from its first step on, once it is known"
     opened = [event.settings["kept"]["phases"][-1] for event in log("job") if isinstance(event, Opened)]
-    assert [phase["default_cost"] is None for phase in opened[::2]] == [True, False]
+    assert opened[0]["default_cost"] is None
+    assert opened[-1]["default_cost"] > 0
     assert fake.look(limitable)["limit"] == 700.0

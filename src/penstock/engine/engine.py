@@ -279,7 +279,7 @@ class Engine:
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
         elif isinstance(event, TrialFinished):
             self._charge(event)
-            self._finish(record, place.members[event.trial].budget)
+            self._finish(record, min(place.members[event.trial].budget, record.granted))
         elif isinstance(event, TrialStopped):
             moved = place if event.trial in self.placing.bundling.moving else None  # else its bundle was too large
             self.placing.pace.stopped(event.trial, self.clock())

@@ -254,6 +254,8 @@ def limiter(device: str, eta: float) -> tuple[Limiter | None, Limited | None]:
     """The limiter of a device, as torch names it; or why it has none."""
     uuid = uuid_of(device)
     try:
+        if not eta:
+            raise NvmlError("by objective=0 time alone counts, and a limit saves none")
         if uuid is None:
             raise NvmlError("a CPU has no power limit that Penstock sets")
         return Limiter(device, Gpu(uuid), eta), None

@@ -165,7 +165,7 @@ class GangRun(OneTrial):
                 ends = due = leaves = 0
                 if self._quiet <= 0 or metrics is not None:
                     quiet = max(1, min(1000, int(TALK / max(now - stepped, FREE))))
-                    ends = metrics is not None and run.unit >= self.budget
+                    ends = metrics is not None and (run.unit >= self.budget or worker.job.reached(metrics))
                     due = now - saved > worker.trials.save_cost / SAVING
                     ends, due, leaves, self._quiet = run.gang.hear(ends, due, self.leaving, quiet)
                     if self._limits is not None:
