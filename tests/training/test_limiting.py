@@ -10,7 +10,7 @@ import penstock as ps
 from penstock.bundle import Bundle
 from penstock.energy import power
 from penstock.energy.meter import MeterError
-from penstock.energy.nvml import Gpu
+from penstock.energy.nvml import Gpu, NvmlError
 from penstock.log.events import Limited, Opened
 from penstock.training import limiting
 from penstock.training.limiting import Limiter
@@ -203,3 +203,16 @@ def test_a_recurring_job_finds_its_limit_and_knows_what_a_unit_would_cost_withou
     assert opened[0]["default_cost"] is None
     assert opened[-1]["default_cost"] > 0
     assert fake.look(limitable)["limit"] == 700.0
+
+
+def test_a_mig_slice_is_known_by_its_own_name_so_that_it_says_why_it_has_no_meter(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7,MIG-8")
+    assert limiting.uuid_of("cuda:0") == "MIG-7"
+    with pytest.raises(NvmlError, match="a MIG slice has no meter and no power limit of its own"):
+        Gpu(limiting.uuid_of("cuda:0"))
+
+
+def test_where_time_alone_counts_no_limit_is_tried(limitable):
+    with pytest.warns(UserWarning, match="only observed: by objective=0 time alone counts"):
+        study().run(progress=False, power="limit", sharing="solo")
+    assert fake.look(limitable)["sets"] == []

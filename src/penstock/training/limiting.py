@@ -268,6 +268,9 @@ def uuid_of(device: str) -> str | None:
     if device.startswith("MIG-"):
         return device
     if device.startswith("cuda"):
+        visible, _, _ = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")
+        if visible.startswith("MIG-"):
+            return visible
         import torch
 
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
