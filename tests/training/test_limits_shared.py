@@ -126,7 +126,7 @@ def two(gpus, tmp_path):
 
 
 def test_the_devices_of_a_trial_have_one_limit_and_their_watts_are_summed(two, gpus):
-    (line,) = two(20, least=300.0)
+    (line,) = two(12, least=300.0)
     assert (line.device, line.signature, line.size, line.set) == ("cpu:0", "one signature on 2", 1, True)
     assert {300, 550, 700} <= set(line.table), "of the limits that both can have"
     assert line.table[700][1] == pytest.approx(1000.0, rel=0.2)
