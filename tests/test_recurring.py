@@ -8,8 +8,11 @@ import torch
 
 import penstock as ps
 from penstock.algorithms.recurring import Ended
-from penstock.log.events import Asked, Wrote
+from penstock.energy.cost import Objective
+from penstock.log.events import Asked, Limited, Opened, Placed, Reported, Wrote
 from penstock.log.reader import read
+from penstock.recurring import unlimited_cost
+from penstock.trial import Usage
 from tests.tasks import Blobs
 
 NEEDED = {16: 22, 32: 20, 64: 20, 128: 24}
@@ -90,6 +93,27 @@ def test_overlapping_recurrences_have_a_device_each_and_all_their_runs():
     assert days == set(range(7))
 
 
+def test_a_run_is_placed_once_where_nothing_can_stop_it_and_ends_with_the_unit_that_reaches_the_target():
+    done = job(policy="default").run(3, on=ps.Simulated(devices=1, watts=200, kept=False))
+    events = list(read(Path(".penstock/nightly/log.jsonl")))
+    assert [event.trial for event in events if isinstance(event, Placed)] == [0, 1, 2]
+    assert [one.runs[0].units for one in done] == [19, 20, 21]
+    last = [event for event in events if isinstance(event, Reported)][-1]
+    assert (last.unit, last.state.unit) == (21, 21)
+
+
+def test_a_run_that_its_stake_stops_is_granted_ever_less_of_it():
+    job(policy="zeus", batch_sizes=[16, 32], beta=1.0).run(3, on=on())
+    (stopped, *_) = [run for run in logged() if run.verdict == "stopped"]
+    assert stopped.cost <= stopped.stake
+    assert stopped.cost + stopped.cost / stopped.units > stopped.stake, "its next unit would have passed the stake"
+    asked = [event for event in read(Path(".penstock/nightly/log.jsonl")) if isinstance(event, Asked)]
+    budgets = [event.budget for event in asked if event.trial == stopped.trial]
+
+    assert budgets == [1, 5, 7, 8, 9, 10]
+    assert stopped.units == 10
+
+
 def test_where_nothing_counts_joules_the_cost_is_time_and_that_is_said_once(capsys):
     made = job()
     one = made.run(on=ps.Simulated(devices=1, kept=False))
@@ -161,3 +185,24 @@ def test_a_task_really_trains_with_each_size_and_gives_its_model():
     assert phase["dry"]
     assert all(seconds > 0 for seconds in phase["unit_costs"].values())
     assert phase["unit_costs"].keys() == {"8", "16"}
+
+
+def test_what_a_unit_would_cost_without_a_limit_follows_from_units_with_it():
+    """At 250 W a unit would take 10 s and 200 W; at 100 W, it takes 12 s and 100 W."""
+    objective, table = Objective(0.5, 250.0), {250: (1.0, 200.0), 100: (1.2, 100.0)}
+    at_limit = Usage(12.0, 10, joules=1200.0)
+
+    def unit(trial, number, usage=at_limit):
+        return Reported(trial, 1, number, {}, None, usage, 0.0)
+
+    opened = Opened({"metric": "a", "mode": "max"})
+    past = [opened, *(Asked(trial, {"batch_size": size}, 9, "") for trial, size in ((0, 32), (1, 64)))]
+    past.append(unit(0, 1, Usage(99.0, 10, joules=1.0)))
+    assert unlimited_cost(past, 32, objective) is None, "no limit is known"
+    past.append(Limited("cuda:0", "32.ab", 1, 100.0, True, 1.2, 0.6, table=table))
+    past.append(unit(0, 2, Usage(50.0, 10, joules=1.0)))
+    assert unlimited_cost(past, 32, objective) is None, "that unit began at other limits"
+    past += [unit(1, 1, Usage(77.0, 10, joules=7.0)), unit(0, 3)]
+    assert unlimited_cost(past, 32, objective) == pytest.approx(objective.cost(10.0, 2000.0))
+    past += [opened, unit(0, 4, Usage(10.0, 10, joules=2000.0))]
+    assert unlimited_cost(past, 32, objective) == pytest.approx(objective.cost(10.0, 2000.0)), "it set no limit"

@@ -11,7 +11,7 @@ from penstock.log.events import Measured as Measured
 from penstock.log.events import Metered as Metered
 from penstock.log.states import States
 from penstock.task import AnyTask, Task, shards
-from penstock.trial import Config, Leg, Mode, Report, StateRef, Usage
+from penstock.trial import Config, Leg, Metrics, Mode, Report, StateRef, Usage, reached
 
 BundleMode = Literal["solo", "fused", "packed", "processes", "distributed"]
 
@@ -129,6 +129,15 @@ class Bundle:
     limits: Mapping[int, Mapping[int, tuple[float, float]]] = field(default_factory=dict)
 
 
+def limited_as(signature: str, devices: int) -> str:
+    """What power limits of a signature are kept as, where one limit holds for so many devices of a trial.
+
+    >>> limited_as("mlp", 1), limited_as("mlp", 4)
+    ('mlp', 'mlp on 4')
+    """
+    return signature if devices == 1 or not signature else f"{signature} on {devices}"
+
+
 @dataclass(frozen=True)
 class Job:
     """The facts that every worker of a study knows. ``states`` may be given as a path or a URL.
@@ -138,6 +147,7 @@ class Job:
     ``variants`` are the tasks beside ``task``, by name.
     ``deterministic`` says that nothing which changes a curve's digits is chosen by measured times.
     ``eta`` weighs energy against time, and ``power`` is what to do about power limits: "observe", "limit" or nothing.
+    ``until`` is the metric at which a trial that trains alone ends before its budget.
     """
 
     task: AnyTask
@@ -150,9 +160,14 @@ class Job:
     variants: Mapping[str, Task] = field(default_factory=dict)
     eta: float = 0.0
     power: str | None = None
+    until: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "states", States.of(self.states))
+
+    def reached(self, metrics: Metrics) -> bool:
+        """Whether a trial has the metric that it trains until, and ends before its budget."""
+        return reached(metrics, self.metric, self.mode, self.until)
 
     def shards(self, variant: str) -> int:
         """How many devices hold one trial of a variant together."""

@@ -37,6 +37,7 @@ def settings_of(study: Study, name: str, past: Sequence[Event]) -> dict[str, Any
         "mode_from": study.mode_from,
         "algorithm": repr(study.algorithm),
         "max_budget": study.algorithm.max_budget,
+        "until": study.algorithm.until,
         "sampler": None if study.sampler is None else type(study.sampler).__name__,
         "seed": study.seed,
         "draws": DRAWS,

@@ -12,14 +12,15 @@ from penstock.algorithms.recurring import Ended, Phase, PolicyName, Recurrences,
 from penstock.arguments import as_folder, as_target
 from penstock.domains import choice, randint
 from penstock.dry_steps import Found, look_up, measure
-from penstock.energy.cost import fraction
+from penstock.energy.cost import Draw, Objective, fraction
 from penstock.errors import StudyError
 from penstock.executors.simulated.settings import Simulated
 from penstock.log import reader
+from penstock.log.events import Asked, Event, Limited, Opened, Reported
 from penstock.log.events import Ended as LogEnded
-from penstock.log.events import Event, Opened
 from penstock.numeric import finite, shown
 from penstock.saying import say
+from penstock.speed.profiles import batch_size
 from penstock.study import Study
 from penstock.task import as_task
 from penstock.trial import Config, Mode
@@ -247,7 +248,7 @@ class Recurring:
         total = asked if asked > done else done + many
         phases = _phases(past)
         if asked == done:
-            phases = self._next_phase(phases, done, workers, on, power)
+            phases = self._next_phase(phases, done, workers, on, power, past)
         study = self._made(total, phases)
         result = study.run(
             on,
@@ -294,10 +295,16 @@ class Recurring:
         return [] if file is None or not file.is_file() else list(reader.read(file))
 
     def _next_phase(
-        self, phases: list[Phase], done: int, workers: int, on: str | Simulated, power: str | None
+        self,
+        phases: list[Phase],
+        done: int,
+        workers: int,
+        on: str | Simulated,
+        power: str | None,
+        past: Sequence[Event],
     ) -> list[Phase]:
         """The phases, with a new one from the next recurrence on where something has changed."""
-        found = self._find(phases, on, power)
+        found = self._find(phases, on, power, past)
         phase = Phase(done, workers, found.unit_costs, found.default_cost, found.max_power, found.device, found.dry)
         if not phases and found.max_power is None and self._settings["eta"] > 0:
             say(f"The cost is time alone, and eta has no effect: {found.reason or 'nothing counts joules here'}.")
@@ -305,7 +312,7 @@ class Recurring:
             return phases
         return [*(one for one in phases if one.since < done), phase]
 
-    def _find(self, phases: list[Phase], on: str | Simulated, power: str | None) -> Found:
+    def _find(self, phases: list[Phase], on: str | Simulated, power: str | None, past: Sequence[Event]) -> Found:
         algorithm = self._algorithm()
         configs: dict[int, Config] = {
             size: scaled(self.config, algorithm.default, size, algorithm.scaling) | {"recurrence": 0}
@@ -318,12 +325,42 @@ class Recurring:
         known = next((one for one in reversed(phases) if one.device == find_devices()[0].type), None)
         if known is not None:  # dry steps are made once a type of device
             costs = dict(known.unit_costs or {})
-            return Found(costs, known.default_cost, known.max_power, known.device, known.dry)
+            before = known.default_cost
+            if before is None and known.max_power is not None:
+                before = unlimited_cost(past, algorithm.default, Objective(algorithm.eta, known.max_power))
+            return Found(costs, before, known.max_power, known.device, known.dry)
         return measure(self.task, configs if algorithm.learns else {}, self._study["seed"], self._study["metric"])
 
     def __repr__(self) -> str:
         of = {k: v for k, v in self._settings.items() if k in ("sizes", "default", "target", "eta", "risk", "policy")}
         return f"Recurring({', '.join(f'{k}={v!r}' for k, v in of.items())}, name={self.name!r})"
+
+
+def unlimited_cost(past: Sequence[Event], default: int, objective: Objective) -> float | None:
+    """The cost of a unit of the default size at the greatest power limit; None where nothing tells it.
+
+    It follows from units that were trained at the limit that was found to be best, and from what that limit saves: so
+    what is saved by it is known, and an untried size can be staked that much.
+    """
+    sizes: dict[int, int] = {}
+    table: Mapping[int, tuple[float, float]] = {}
+    more, costs, new, found = 0.0, list[float](), False, None
+    for event in past:
+        if isinstance(event, Asked):
+            sizes[event.trial] = event.config["batch_size"]
+        elif isinstance(event, Opened):
+            more = 0.0  # this driver may have set no limit
+        elif isinstance(event, Limited) and event.set and batch_size(event.signature) == default:
+            draws = {limit: Draw(*both) for limit, both in event.table.items()}
+            more = objective.unit_cost(draws[max(draws)]) / objective.unit_cost(draws[round(event.limit)])
+            if event.table != table:
+                table, costs, new = event.table, [], True
+        elif isinstance(event, Reported) and more and sizes[event.trial] == default and event.usage.joules is not None:
+            if not new:  # the unit in which the limit was found began at others
+                costs.append(objective.cost(event.usage.device_seconds, event.usage.joules))
+                found = more * sum(costs) / len(costs)
+            new = False
+    return found
 
 
 def _asked(past: Sequence[Event]) -> int:

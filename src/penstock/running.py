@@ -180,7 +180,7 @@ def executor_of(
     variants: Mapping[str, Task] = NO_VARIANTS,
 ) -> Executor:
     """The executor that a run's settings ask for; ``variants`` are the tasks beside the study's own."""
-    how_trained = how.deterministic, variants, study.eta, how.power
+    how_trained = how.deterministic, variants, study.eta, how.power, study.algorithm.until
     job = Job(study.task, study.seed, study.metric, study.mode, states, name, *how_trained)
     if isinstance(how.on, Simulated):
         return SimulatedExecutor(job, how.on)

@@ -190,6 +190,15 @@ def score(metrics: Metrics, metric: str, mode: Mode) -> float:
     return value if mode == "max" else -value
 
 
+def reached(metrics: Metrics, metric: str, mode: Mode, until: float | None) -> bool:
+    """Whether the metric is as good as the one that a trial trains until.
+
+    >>> reached({"loss": 0.2}, "loss", "min", 0.3), reached({"loss": 0.2}, "loss", "min", None)
+    (True, False)
+    """
+    return until is not None and score(metrics, metric, mode) >= score({metric: until}, metric, mode)
+
+
 def plain(value: Any) -> Any:
     """A config's value as JSON keeps it: numbers, strings, lists and dicts as they are, anything else by its repr.
 

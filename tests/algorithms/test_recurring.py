@@ -12,7 +12,7 @@ from tests.contracts.algorithms import AlgorithmContract
 
 
 class TestContract(AlgorithmContract):
-    """With a target out of reach each recurrence is one run of the default, which fails or misses it."""
+    """Each recurrence is one run of the default; by "max" its target is out of reach, and by "min" any report has it."""
 
     trials = 6
 
@@ -52,13 +52,14 @@ def step(algorithm, trial, unit, value, seconds=1.0, joules=None):
     return [(group.name, m.trial, m.config["batch_size"], m.budget) for group in algorithm.ask() for m in group.members]
 
 
-def test_a_run_is_granted_a_unit_at_a_time_and_ends_with_the_one_that_reaches_the_target():
+def test_a_run_that_nothing_can_stop_is_granted_whole_and_ends_with_the_unit_that_reaches_the_target():
     algorithm, found = make(policy="default"), search(2)
     algorithm.begin(found)
     (group,) = algorithm.ask()
     assert group.members[0].config == {"lr": 0.1, "batch_size": 32, "recurrence": 0}
-    assert step(algorithm, 0, 1, 0.5) == [("recurrence 0", 0, 32, 2)]
-    assert step(algorithm, 0, 2, 0.9) == [("recurrence 1", 1, 32, 1)]
+    assert (group.members[0].budget, algorithm.until) == (10, 0.9)
+    assert step(algorithm, 0, 1, 0.5) == []
+    assert step(algorithm, 0, 2, 0.9) == [("recurrence 1", 1, 32, 10)]
     assert algorithm.drops() == [], "the model of the last recurrence is kept"
     assert step(algorithm, 1, 1, 0.95) == []
     assert algorithm.drops() == [0]
@@ -73,21 +74,24 @@ def test_a_run_is_stopped_before_the_unit_that_would_pass_its_stake_and_repeated
     algorithm = make(policy="zeus", sizes=[16, 32])
     algorithm.begin(search(3))
     algorithm.ask()
-    assert step(algorithm, 0, 1, 0.5) == [("recurrence 0", 0, 32, 2)]
-    assert step(algorithm, 0, 2, 0.9) == [("recurrence 1", 1, 16, 1)]
-    for unit in (1, 2, 3):  # the least cost is 2 seconds, and beta is 2
-        assert step(algorithm, 1, unit, 0.1) == [("recurrence 1", 1, 16, unit + 1)]
-    assert step(algorithm, 1, 4, 0.1) == [("recurrence 1", 2, 32, 1)], "the second round begins with the cheapest"
+    for unit in (1, 2, 3):
+        assert step(algorithm, 0, unit, 0.5) == []
+    assert step(algorithm, 0, 4, 0.9) == [("recurrence 1", 1, 16, 1)], "the first unit tells what a unit costs"
+    asked = []  # the least cost is 4 seconds, and beta is 2
+    for unit in range(1, 8):
+        asked += step(algorithm, 1, unit, 0.1)
+    assert asked == [("recurrence 1", 1, 16, budget) for budget in (4, 6, 7, 8)]
+    assert step(algorithm, 1, 8, 0.1) == [("recurrence 1", 2, 32, 1)], "the second round begins with the cheapest"
     assert algorithm.drops() == [1]
-    assert (algorithm.ended[1].verdict, algorithm.ended[1].stake) == ("stopped", 4.0)
+    assert (algorithm.ended[1].verdict, algorithm.ended[1].stake) == ("stopped", 8.0)
 
 
 def test_the_default_that_misses_the_target_ends_its_recurrence():
     algorithm = make(policy="default", max_budget=2, target=0.2)
     algorithm.begin(search(2, "min"))
     algorithm.ask()
-    assert step(algorithm, 0, 1, 0.4) == [("recurrence 0", 0, 32, 2)]
-    assert step(algorithm, 0, 2, 0.5) == [("recurrence 1", 1, 32, 1)]
+    assert step(algorithm, 0, 1, 0.4) == []
+    assert step(algorithm, 0, 2, 0.5) == [("recurrence 1", 1, 32, 2)]
     assert (algorithm.ended[0].verdict, algorithm.ended[0].best) == ("missed", 0.4)
     assert step(algorithm, 1, 1, None) == []
     assert (algorithm.ended[1].verdict, algorithm.ended[1].best) == ("failed", None)

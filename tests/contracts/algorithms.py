@@ -21,7 +21,7 @@ from penstock.domains import choice, loguniform
 from penstock.log.events import Asked, Event, Failed, Reported, Wrote
 from penstock.seeds import key
 from penstock.space import Space
-from penstock.trial import Config, Member, Metrics, Mode, Report, TrialGroup, Usage
+from penstock.trial import Config, Member, Metrics, Mode, Report, TrialGroup, Usage, reached
 
 exhaustive = settings(
     max_examples=40,
@@ -117,12 +117,13 @@ class Play:
         else:
             self.search.apply(Reported(number, 0, unit, {"m": value}, None, Usage(), clock=0.0))
         self.reached[number] = unit
-        if unit == granted:
+        over = unit == granted or reached(metrics, "m", self.search.mode, self.algorithm.until)
+        if over:
             del self.running[number]
         (self.stateless.add if value is None else self.stateless.discard)(number)
         self.algorithm.tell(self.reports[-1])
         self._pull()
-        if unit < granted:
+        if not over:
             assert self.log[-1] == ([], []), "a report below the granted budget changes no decision"
 
     def finish(self, value: Any = lambda number: float(key("value", number) % 10**6), order: Any = min) -> Play:

@@ -9,7 +9,7 @@ from penstock.energy.account import Ledger
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["count", "enter", "claim", "leave"]),
+        st.sampled_from(["count", "enter", "claim", "leave", "weigh"]),
         st.integers(0, 3),  # the user
         st.fractions(0, 3, max_denominator=50),  # seconds that pass
         st.fractions(0, 900, max_denominator=10),  # joules, or the seconds that are claimed
@@ -29,6 +29,8 @@ def test_parts_and_what_is_idle_add_up_to_the_devices_joules_exactly(steps, devi
             ledger.count(now, amount)
         elif what == "enter":
             ledger.enter(user, now)
+        elif what == "weigh":
+            ledger.weigh({one: int(amount) % (one + 2) for one in range(user + 1)})
         elif user in ledger.users:
             part = ledger.claim(user, now, amount)
             assert part >= 0
@@ -73,6 +75,19 @@ def test_processes_beside_each_other_divide_a_device_by_their_presence():
     ledger.enter("other", 10.0)
     ledger.count(20.0, 1000.0)
     assert (ledger.claim("one", 20.0, 20.0), ledger.claim("other", 20.0, 10.0)) == (1500.0, 500.0)
+
+
+def test_processes_whose_work_is_known_divide_a_device_by_it():
+    ledger = Ledger(0.0, beside=True)
+    for user in ("one", "other", "idle"):
+        ledger.enter(user, 0.0)
+    ledger.weigh({"one": 60, "other": 20, "idle": 0})
+    ledger.count(10.0, 1000.0)
+    assert ledger.claim("one", 10.0, 10.0) == 750.0
+    ledger.enter("new", 10.0)  # nobody knows how much it worked, so they divide by presence
+    ledger.count(14.0, 400.0)
+    assert [ledger.claim(user, 14.0, seconds) for user, seconds in (("other", 14.0), ("idle", 14.0))] == [350.0, 100.0]
+    assert (ledger.claim("new", 14.0, 4.0), ledger.claim("one", 14.0, 4.0)) == (100.0, 100.0)
 
 
 def test_between_two_readings_the_last_power_is_taken_and_made_good_later():

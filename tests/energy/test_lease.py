@@ -6,15 +6,17 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from penstock.energy.lease import Lease, folder
+from penstock.energy.lease import FOLDER, Lease, folder
 from penstock.energy.nvml import Gpu, NvmlError
 from tests.energy.nvml import fake
 
 HOLDER = """
 import sys
+from pathlib import Path
 from penstock.energy.lease import Lease
 from penstock.energy.nvml import Gpu
 lease = Lease(Gpu("GPU-fake"))
@@ -109,3 +111,36 @@ def test_a_limit_that_cannot_be_set_leaves_nothing_behind(gpus, changes, wish, w
         lease.wish(wish)
     assert limit(gpus) == 700.0
     assert not list(folder().glob("*.json"))
+
+
+def linked(place):
+    place.symlink_to(place.parent)
+
+
+def writable(place):
+    place.mkdir()
+    place.chmod(0o777)
+
+
+def of_another(place):
+    place.mkdir()
+    if os.geteuid() == 0:
+        os.chown(place, 12345, 12345)
+
+
+@pytest.mark.parametrize("make", [linked, writable, of_another, Path.touch])
+def test_where_another_user_could_say_what_a_limit_was_nothing_is_set(gpus, monkeypatch, make):
+    make(folder())
+    if make is of_another and os.geteuid() != 0:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with Lease(Gpu("GPU-fake")) as lease, pytest.raises(NvmlError, match=r"leases of power limits") as refused:
+        lease.wish(300.0)
+    assert refused.value.permission
+    assert "PENSTOCK_LEASES" in str(refused.value)
+    assert fake.look(gpus)["sets"] == []
+
+
+def test_the_folder_of_leases_is_one_for_all_programs_whatever_their_temporary_folder(monkeypatch):
+    monkeypatch.delenv(FOLDER, raising=False)
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    assert folder() == Path("/run/penstock-limits")

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 import penstock as ps
+from penstock.energy.account import Ledger
 from penstock.energy.meter import CHOSEN
 from penstock.log.events import VERSION, Asked, Charged, Failed, Metered, Opened, Placed, Stopped
 from penstock.log.history import History
@@ -47,6 +48,28 @@ def test_parts_and_what_is_idle_are_the_devices_joules_in_every_mode(metered, sh
         assert max(used) - min(used) <= 0.5 * max(used), "they had equal parts, but for what each took to begin"
     opened = next(event for event in log() if isinstance(event, Opened))
     assert opened.settings["log"] == VERSION
+
+
+class Tells(Blobs):
+    """One of its trials keeps the device busy."""
+
+    def model(self, config):
+        if config["lr"] == 0.1:
+            fake.change(os.environ["FAKE_NVML"], busy={str(os.getpid()): 80})
+        return super().model(config)
+
+
+def test_processes_that_share_a_device_divide_it_by_what_nvml_says_of_each(metered, monkeypatch):
+    weights, weigh = [], Ledger.weigh
+    monkeypatch.setattr("penstock.executors.metering.EVERY", 0.001)
+    monkeypatch.setattr(Ledger, "weigh", lambda ledger, told: weights.append(told) or weigh(ledger, told))
+    result = studies(Tells, {"lr": ps.grid([0.1, 0.2])}, algorithm=ps.Grid(budget=3))().run(
+        sharing="processes", progress=False
+    )
+    adds_up(result)
+    busy = result.trials[0].number if result.trials[0].config["lr"] == 0.1 else 1
+    told = [{trial: work for (_, trial, _), work in one.items()} for one in weights if one]
+    assert any(one.get(busy) == 80 for one in told)
 
 
 def kills_itself(trial):

@@ -1,14 +1,16 @@
 """NVML without a device, in the place of nvidia-ml-py: each device is a file, which several processes may use at once.
 
 The folder is named by ``FAKE_NVML``; without it there is no driver. A device's file is JSON: its ``least``, ``most``
-and ``limit`` in watts, its ``draw`` without a limit, ``permission``, and how its counter goes. The counter follows the
-machine's clock at min(draw, limit), or ``clock`` where the file has one; one that ``stands`` does not move.
+and ``limit`` in watts, its ``draw`` without a limit, ``permission``, how ``busy`` processes keep it by their numbers,
+and how its counter goes. The counter follows the machine's clock at min(draw, limit), or ``clock`` where the file has
+one; one that ``stands`` does not move.
 """
 
 import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 FAKE = True
 
@@ -28,7 +30,15 @@ class NVMLError_NotSupported(NVMLError):
 def make(folder, uuid="GPU-fake", **changes):
     """A device, with the limits of an H200; gives its UUID."""
     device = {"least": 200.0, "most": 700.0, "limit": 700.0, "draw": 500.0, "permission": True, "joules": 0.0}
-    device |= {"since": time.monotonic(), "mig": False, "stands": False, "counter": True, "broken": False, "sets": []}
+    device |= {
+        "since": time.monotonic(),
+        "mig": False,
+        "stands": False,
+        "counter": True,
+        "broken": False,
+        "sets": [],
+        "busy": {},
+    }
     write(Path(folder) / f"{uuid}.json", {**device, **changes})
     return uuid
 
@@ -88,6 +98,13 @@ def nvmlDeviceGetTotalEnergyConsumption(handle):
 def nvmlDeviceGetPowerUsage(handle):
     device = _device(handle)
     return int(1e3 * min(device["draw"], device["limit"]))
+
+
+def nvmlDeviceGetProcessUtilization(handle, since):
+    busy = _device(handle)["busy"]
+    if not busy:
+        raise NVMLError("Not Found")
+    return [SimpleNamespace(pid=int(pid), timeStamp=since + 1, smUtil=util) for pid, util in busy.items()]
 
 
 def nvmlDeviceGetPowerManagementLimit(handle):

@@ -1,6 +1,7 @@
 """Power limits are tried while trials train, kept, and set; the prior one returns."""
 
 import warnings
+from copy import copy
 from itertools import count
 
 import pytest
@@ -9,10 +10,11 @@ import penstock as ps
 from penstock.bundle import Bundle
 from penstock.energy import power
 from penstock.energy.meter import MeterError
-from penstock.energy.nvml import Gpu
-from penstock.log.events import Limited
+from penstock.energy.nvml import Gpu, NvmlError
+from penstock.log.events import Limited, Opened
 from penstock.training import limiting
 from penstock.training.limiting import Limiter
+from penstock.training.runs.base import Run
 from tests.energy.conftest import gpus as gpus
 from tests.energy.nvml import fake
 from tests.studies import log, studies
@@ -21,21 +23,34 @@ from tests.tasks import Blobs
 study = studies(Blobs, {"lr": ps.loguniform(1e-3, 1)}, trials=2, algorithm=ps.Random(budget=8))
 
 
-class FakeRun:
+class FakeRun(Run):
     """A run whose steps take longer below a limit of 500 W, by a clock that the device's counter follows."""
 
-    certain, together, settled, steps = 0, 1, True, 0
+    certain, together, settled = 0, 1, True
+    declare = events = over = None
 
     def __init__(self, folder, limits=None):
-        self.folder, self.clock = folder, 0.0
-        self.bundle = Bundle("a", ("cuda:0",), (), signature="mlp", limits=limits or {})
+        super().__init__(None, Bundle("a", ("cuda:0",), (), signature="mlp", limits=limits or {}))
+        self.folder, self.time = folder, [0.0]
         fake.make(folder, clock=0.0, since=0.0, draw=650.0)
 
+    @property
+    def clock(self):
+        return self.time[0]
+
+    def after(self):
+        """The next such run on this device."""
+        made = copy(self)
+        made.steps = 0
+        return made
+
     def train(self, seconds):
-        limit = fake.look(self.folder)["limit"]
-        self.clock += seconds
-        self.steps += round(seconds * 100 * min(1.0, limit / 500.0))
+        self.step(seconds, min(1.0, fake.look(self.folder)["limit"] / 500.0))
+        self.time[0] += seconds
         fake.change(self.folder, clock=self.clock)
+
+    def step(self, seconds, pace):
+        self.steps += round(seconds * 100 * pace)
 
 
 def found(run, eta, clock=None):
@@ -72,7 +87,8 @@ def test_where_little_is_certain_four_limits_and_the_neighbours_of_the_best_are_
 
 
 def test_what_an_earlier_study_measured_is_set_at_once(gpus):
-    run = FakeRun(gpus, limits={1: {700: (0.01, 650.0), 350: (0.011, 340.0)}})
+    table = {700: (0.01, 650.0), 550: (0.01, 540.0), 400: (0.011, 390.0), 350: (0.012, 340.0), 200: (0.03, 190.0)}
+    run = FakeRun(gpus, limits={1: table | {300: (0.015, 290.0), 399: (0.001, 1.0)}})
     limiter, told = found(run, 1.0)
     assert [line.limit for line in told] == [350.0]
     assert fake.look(gpus)["sets"] == [350.0]
@@ -96,7 +112,7 @@ def test_a_meter_that_fails_midway_gives_the_limit_back(gpus, monkeypatch):
             raise MeterError("it is gone")
         return 0.0
 
-    monkeypatch.setattr(limiter._meter, "read", read)
+    monkeypatch.setattr(limiter.own._meter, "read", read)
     told = []
     for _ in range(9):
         told += filter(None, [limiter.boundary(run)])
@@ -170,4 +186,33 @@ def test_observing_and_a_plain_run_never_set(limitable):
     with warnings.catch_warnings(record=True):
         study(objective=1.0).run(progress=False, power="observe", sharing="solo")
         study(name="plain", objective=1.0).run(progress=False, sharing="solo")
+    assert fake.look(limitable)["sets"] == []
+
+
+def test_a_recurring_job_finds_its_limit_and_knows_what_a_unit_would_cost_without_it(limitable):
+    def made():
+        sizes = {"batch_sizes": [8, 16], "default": 16, "target": 0.62, "max_budget": 40, "recurrences": 40}
+        config = {"lr": 0.1, "momentum": 0.5}
+        return ps.Recurring(Blobs(), config, metric="loss", mode="min", policy="default", name="job", **sizes)
+
+    for _ in range(4):
+        made().run(power="limit", progress=False)
+    found = [event for event in log("job") if isinstance(event, Limited) and event.signature]
+    assert "were measured before" in found[-1].reason, "a call has the limit from its first step on, once it is known"
+    opened = [event.settings["kept"]["phases"][-1] for event in log("job") if isinstance(event, Opened)]
+    assert opened[0]["default_cost"] is None
+    assert opened[-1]["default_cost"] > 0
+    assert fake.look(limitable)["limit"] == 700.0
+
+
+def test_a_mig_slice_is_known_by_its_own_name_so_that_it_says_why_it_has_no_meter(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7,MIG-8")
+    assert limiting.uuid_of("cuda:0") == "MIG-7"
+    with pytest.raises(NvmlError, match="a MIG slice has no meter and no power limit of its own"):
+        Gpu(limiting.uuid_of("cuda:0"))
+
+
+def test_where_time_alone_counts_no_limit_is_tried(limitable):
+    with pytest.warns(UserWarning, match="only observed: by objective=0 time alone counts"):
+        study().run(progress=False, power="limit", sharing="solo")
     assert fake.look(limitable)["sets"] == []

@@ -33,6 +33,7 @@ class Algorithm(ABC):
       goes no further than its granted budget until asked for again, and is not asked for again before it has reported
       that budget.
     - A report below the granted budget changes no decision, except in algorithms that say so.
+    - A report of the metric that trials train ``until`` is one at the granted budget: the trial goes no further.
     - A failed trial is told as a report at its granted budget without metrics; ``self.score`` makes it worst of all.
     - ``search.trials`` may grow between two asks, when a study is taken up again with a larger total. An algorithm that
       needs this number reads it at each ``ask``. An algorithm whose stages are made from it fixes it in ``begin``
@@ -46,6 +47,11 @@ class Algorithm(ABC):
     samples = True  # whether configs are drawn; only then is a sampler of use
     grows = True  # whether a study that is taken up again may have more trials
     search: Search
+
+    @property
+    def until(self) -> float | None:
+        """The metric at which a trial ends before its budget, where it trains alone; None where there is none."""
+        return None
 
     @abstractmethod
     def begin(self, search: Search) -> None:

@@ -95,7 +95,8 @@ class _UnderWay:
 class Recurrences(Granting):
     """Each recurrence trains to the target, with the batch size that a policy chooses; ``trials`` counts recurrences.
 
-    A run is granted one unit at a time, so that it ends with the unit that reaches the target, or that would pass its
+    A run ends with the unit that reaches the target, as its worker sees. One that may be stopped is granted a unit
+    first, and then half of what its stake still pays for at a time: so it stops before the unit that would pass its
     stake. The trial that reached the target last is not dropped before a later one has: its model is the job's.
 
     >>> Recurrences(config={"lr": 0.1}, sizes=[16, 32], default=32, target=0.9, max_budget=30, recurrences=90)._policy
@@ -135,6 +136,10 @@ class Recurrences(Granting):
         self._score = float("nan")
 
     @property
+    def until(self) -> float | None:
+        return self.target
+
+    @property
     def learns(self) -> bool:
         """Whether the policy needs the cost of a unit of every size beforehand."""
         return self._policy.learns
@@ -167,7 +172,7 @@ class Recurrences(Granting):
         for trial in self._on:
             run = self._under_way[trial]
             start = StartFrom(trial, run.units)
-            groups.setdefault(run.recurrence, []).append(Member(trial, run.config, run.units + 1, start))
+            groups.setdefault(run.recurrence, []).append(Member(trial, run.config, self._budget(run), start))
         for recurrence, stopped in self._next:
             groups.setdefault(recurrence, []).append(self._start(recurrence, stopped))
         self._on, self._next = [], []
@@ -200,7 +205,19 @@ class Recurrences(Granting):
         self._past = replace(self._past, running=(*self._past.running, choice))
         config = scaled(self.config, self.default, choice.size, self.scaling) | {"recurrence": recurrence}
         self._under_way[number] = _UnderWay(recurrence, choice, stopped, config, device)
-        return Member(number, config, 1)
+        return Member(number, config, self._budget(self._under_way[number]))
+
+    def _budget(self, run: _UnderWay) -> int:
+        """The units that a run is granted now, in all; the first one tells what a unit costs."""
+        if not isfinite(run.choice.stake):
+            return self.max_budget
+        paid = (run.choice.stake - run.cost) / run.cost * run.units if run.cost > 0 else 0.0
+        return min(self.max_budget, run.units + max(1, int(paid / 2)))
+
+    def tell(self, report: Report) -> None:
+        """Take every report: a run may reach the target below its budget."""
+        if report.trial in self._under_way:
+            self._take(report)
 
     def _here(self, run: Run, device: str) -> Run:
         """A run as it counts on a type of device: on another, its units tell something and its cost does not."""
@@ -227,7 +244,7 @@ class Recurrences(Granting):
         return Terms(sizes, self.default, self.max_budget, self.recurrences, costs, max(before, costs[self.default]))
 
     def _take(self, report: Report) -> None:
-        run = self._under_way[report.trial]
+        run, granted = self._under_way[report.trial], self._granted[report.trial]
         found = self.score(report)
         run.units, run.best = report.unit, max(run.best, found)
         usage, phase = report.usage, self._phase(run.recurrence)
@@ -244,13 +261,15 @@ class Recurrences(Granting):
             self._end(report.trial, "reached")
         elif report.unit >= self.max_budget:
             self._end(report.trial, "missed")
-        elif run.cost + cost > run.choice.stake:
+        elif report.unit >= granted and run.cost + cost > run.choice.stake:
             self._end(report.trial, "stopped")
-        else:
+        elif report.unit >= granted:
+            del self._granted[report.trial]
             self._on.append(report.trial)
 
     def _end(self, trial: int, verdict: Verdict) -> None:
         under_way = self._under_way.pop(trial)
+        self._granted.pop(trial)
         choice, recurrence, reached = under_way.choice, under_way.recurrence, verdict == "reached"
         run = Run(choice, recurrence, under_way.units, under_way.cost, reached)
         self._past = self._past.with_run(run)

@@ -33,8 +33,8 @@ def show(
         facts = {**summary.study_facts(place, history), **summary.device_facts(place)}
         runs = recurring.run_facts(summary.events_of(place))
     best = leading(history)[:top]
+    facts = {**facts, "runs": runs} if runs else facts
     if json:
-        facts = {**facts, "runs": runs} if runs else facts
         typer.echo(summary.to_json({**facts, "top": [summary.trial_facts(trial, curves) for trial in best]}))
         return
     from penstock.report import tables

@@ -9,7 +9,7 @@ reaches any more is idle. So the parts and what is idle add up to the device's j
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from penstock.energy.meter import Meter, MeterError
@@ -25,13 +25,14 @@ class _Bucket:
     end: float
     seconds: float  # that nobody has claimed
     joules: float  # of these seconds
+    parts: dict[Hashable, float] | None = None  # joules of users that have not claimed, where their work is known
 
 
 class Ledger:
     """Divides a meter's joules. ``devices`` are how many devices it counts for together.
 
     ``beside`` says that each user claims all seconds of its window, however many others are there: these divide a
-    device by their presence then.
+    device by their work, where that is told by ``weigh``, and else by their presence.
 
     >>> ledger = Ledger(0.0)
     >>> ledger.enter("one", 0.0); ledger.enter("other", 0.0)
@@ -53,6 +54,7 @@ class Ledger:
         self._idle = now * 0
         self._buckets: list[_Bucket] = []
         self._windows: dict[Hashable, float] = {}
+        self._weights: Mapping[Hashable, int] = {}
 
     @property
     def users(self) -> list[Hashable]:
@@ -67,10 +69,19 @@ class Ledger:
         left = joules - self._ahead
         self._ahead = -min(left, now * 0)  # foreseen too high: later readings pay for it
         if now <= self._at and self._buckets:
-            self._buckets[-1].joules += max(left, now * 0)
+            self._add(self._buckets[-1], max(left, now * 0))
         else:
             self._cut(now, max(left, now * 0))
         self.total += joules
+
+    def share(self, now: float, devices: int) -> None:
+        """From now on the meter counts for so many devices."""
+        self._foresee(now)
+        self._devices = devices
+
+    def weigh(self, weights: Mapping[Hashable, int]) -> None:
+        """How much each user worked since the last reading; it is taken for the time after the next one, too."""
+        self._weights = weights
 
     def enter(self, user: Hashable, now: float) -> None:
         """From now on a user may claim."""
@@ -82,9 +93,16 @@ class Ledger:
         self._foresee(now)
         begin = self._windows[user]
         self._windows[user] = self._at
-        reached = [bucket for bucket in self._buckets if bucket.end > begin and bucket.seconds > 0]
+        there = [bucket for bucket in self._buckets if bucket.end > begin and bucket.seconds > 0]
+        reached, joules = [bucket for bucket in there if bucket.parts is None], now * 0
+        for bucket in there:
+            if bucket.parts is not None:
+                taken = bucket.parts.pop(user, now * 0)
+                bucket.joules -= taken
+                joules += taken
         free = sum((self._free(bucket) for bucket in reached), start=now * 0)
-        joules = now * 0
+        if free < (every := sum((self._free(bucket) for bucket in there), start=now * 0)):
+            seconds = seconds * free / every
         for bucket in reached:
             part = min(self._free(bucket) * seconds / free / bucket.seconds, 1 + now * 0)
             taken = bucket.joules * part
@@ -134,10 +152,24 @@ class Ledger:
     def _cut(self, now: float, joules: float) -> None:
         there = max(1, len(self._windows)) if self._beside else self._devices
         if now > self._at or joules or not self._buckets:
-            self._buckets.append(_Bucket(self._at, now, (now - self._at) * there, joules))
+            known = self._beside and self._windows.keys() <= self._weights.keys() and any(self._shares().values())
+            made = _Bucket(self._at, now, (now - self._at) * there, now * 0, {} if known else None)
+            self._add(made, joules)
+            self._buckets.append(made)
         self._at = now
         if len(self._buckets) > MOST:
             self._merge()
+
+    def _shares(self) -> dict[Hashable, int]:
+        return {user: self._weights.get(user, 0) for user in self._windows}
+
+    def _add(self, bucket: _Bucket, joules: float) -> None:
+        """Add joules to a bucket, and to its users' parts, where their work is known."""
+        bucket.joules += joules
+        if bucket.parts is not None:
+            whole = sum((shares := self._shares()).values())
+            for user, share in shares.items() if whole else ():
+                bucket.parts[user] = bucket.parts.get(user, joules * 0) + joules * share / whole
 
     def _merge(self) -> None:
         """Make pairs of neighbours one bucket, but for those between which a window begins."""
@@ -151,6 +183,11 @@ class Ledger:
             last = merged[-1]
             last.end, joined = bucket.end, True
             last.seconds, last.joules = last.seconds + bucket.seconds, last.joules + bucket.joules
+            if last.parts is None or bucket.parts is None:
+                last.parts = None
+            else:
+                both = last.parts.keys() | bucket.parts.keys()
+                last.parts = {one: last.parts.get(one, 0) + bucket.parts.get(one, 0) for one in both}
         self._buckets = merged
 
 
@@ -171,6 +208,10 @@ class Metered:
             except MeterError as error:
                 self.failed = str(error)
                 return None
+
+    def fail(self, why: str) -> None:
+        """Nobody can read it any more."""
+        self.failed = why
 
     def take(self, now: float, joules: float | None) -> None:
         """Count a reading, unless a later one was counted."""

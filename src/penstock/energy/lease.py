@@ -5,6 +5,10 @@ limit; the highest wish holds, so that nobody is slowed down by another. When th
 returns. Each holder has a watchdog, a process beside it that ends its lease where the holder was killed. Where both
 were killed, the next holder finds the prior limit in the file.
 
+The file says what a device's limit will be, so nobody may write it who may not set that limit, which takes root's
+permission. Its folder is in /run, which no program cleans, and belongs to root or to the user who lends; where another
+user could write there, nothing is set.
+
 Run as a program, this is the watchdog: ``python -m penstock.energy.lease UUID HOLDER``.
 """
 
@@ -13,9 +17,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -29,9 +33,13 @@ READY = b"ready\n"
 _numbers = count()
 
 
+FOLDER = "PENSTOCK_LEASES"
+"""The environment variable that names another folder for leases, such as one that containers share."""
+
+
 def folder() -> Path:
-    """The folder of the leases of this machine, which all of its users share."""
-    return Path(tempfile.gettempdir()) / "penstock-limits"
+    """The folder of the leases of this machine, one for all of its processes."""
+    return Path(os.environ.get(FOLDER) or "/run/penstock-limits")
 
 
 class Lease:
@@ -41,6 +49,14 @@ class Lease:
         self._gpu = gpu
         self._name = f"{os.getpid()} {_started(os.getpid())} {next(_numbers)}"
         self._watchdog: subprocess.Popen[bytes] | None = None
+        self.alone = True
+        """Whether nobody else held the device when this one wished last."""
+
+    def prior(self) -> float:
+        """The limit that comes back at last: another holder's, where there is one, found it."""
+        with _locked(self._gpu.uuid) as file:
+            there = _read(file)
+            return self._gpu.limit() if there is None else float(there["prior"])
 
     def wish(self, watts: float) -> float:
         """Wish for a limit; gives the one that holds. Raises an NvmlError where it cannot be set."""
@@ -48,10 +64,13 @@ class Lease:
         if not least <= watts <= most:
             raise NvmlError(f"expected a power limit from {least:g} to {most:g} W, got {watts:g} W")
         if self._watchdog is None:
+            with _locked(self._gpu.uuid):  # where nobody can keep a lease, no watchdog could end it
+                pass
             self._watchdog = _watchdog(self._gpu.uuid, self._name)
         try:
             with _held(self._gpu) as there:
                 there["holders"][self._name] = watts
+                self.alone = not any(_lives(name) for name in there["holders"] if name != self._name)
         except NvmlError:
             self.close()
             raise
@@ -124,8 +143,20 @@ def _held(gpu: Gpu) -> Iterator[dict[str, Any]]:
 @contextmanager
 def _locked(uuid: str) -> Iterator[Path]:
     place = folder()
-    place.mkdir(mode=0o777, exist_ok=True)
-    with open(place / f"{uuid}.lock", "w") as lock:
+    try:
+        place.mkdir(mode=0o755, exist_ok=True)
+        found = place.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+            raise NvmlError(
+                f"leases of power limits need a folder that root or you alone may write to, and {place} is none: "
+                f"remove it, or name another by {FOLDER}",
+                permission=True,
+            )
+        lock = open(place / f"{uuid}.lock", "w")  # noqa: SIM115 (the lock is let go with it, below)
+    except OSError as error:
+        said = f"leases of power limits cannot be kept in {place} ({error}): name another folder by {FOLDER}"
+        raise NvmlError(said, permission=True) from None
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield place / f"{uuid}.json"
 

@@ -68,6 +68,15 @@ class GpuMeter:
             self._count = None
             self.kind = "NVML's power over time"
         self._moved = self._at  # when the counter was last seen to move
+        self._sampled = 0  # the time of the last sample of processes
+
+    def busy(self) -> dict[int, int]:
+        """How busy each process kept it since the last call, by number; empty where NVML does not tell."""
+        try:
+            found, self._sampled = self._gpu.busy(self._sampled)
+        except NvmlError:
+            return {}
+        return found
 
     def read(self) -> float:
         try:

@@ -46,6 +46,17 @@ class Gpu:
         """The power that it draws now."""
         return float(self._ask("GetPowerUsage", self._handle)) / 1e3
 
+    def busy(self, since: int) -> tuple[dict[int, int], int]:
+        """How busy each process kept it in the samples since a time, by number, and the time of the last sample.
+
+        Processes that did nothing are not among them.
+        """
+        samples = self._ask("GetProcessUtilization", self._handle, since)
+        found: dict[int, int] = {}
+        for one in samples:
+            found[int(one.pid)] = found.get(int(one.pid), 0) + int(one.smUtil)
+        return found, max((int(one.timeStamp) for one in samples), default=since)
+
     def limit(self) -> float:
         """Its power limit."""
         return float(self._ask("GetPowerManagementLimit", self._handle)) / 1e3

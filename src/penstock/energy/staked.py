@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SURE = 2.0  # deviations of a mean below which it is sure not to be
 REACH = 4.0  # how many times as large or small as a tried size an untried one may be
+LATER = 0.5  # of the recurrences left: so many are believed in where a size is tried for their sake
 STAKES = 16  # stakes of a size that are weighed against one another
 
 
@@ -58,7 +59,7 @@ class Staked:
         """The untried size and the stake whose expected net gain is greatest, where that is above 0."""
         mean = belief.mean(best) * terms.unit_costs[best]
         most = min((1 + 2 * belief.cv) * mean, sure(terms, past, belief, self.risk))
-        left = terms.recurrences - done(past) - len(past.running) - 1
+        left = LATER * (terms.recurrences - done(past) - len(past.running) - 1)
         gain, found = 0.0, None
         under_way = {choice.size for choice in past.running}
         for size in sorted(set(terms.sizes) - belief.reached.keys() - under_way):
@@ -66,7 +67,7 @@ class Staked:
             if all(max(size / known, known / size) > REACH for known in belief.reached):
                 continue  # a slope that holds here may not hold so far away, and the stake would be gone
             units = min(int(most / cost + 1e-9), terms.max_budget) if cost > 0 else 0
-            if units < 1 or left < 1:
+            if units < 1 or left < LATER:
                 continue
             needed, means, weights = belief.foresee(size)
             stakes = np.unique(np.linspace(1, units, STAKES).astype(int))

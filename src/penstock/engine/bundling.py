@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from penstock.bundle import Bundle, BundleMode, Device, Placement
+from penstock.bundle import Bundle, BundleMode, Device, Placement, limited_as
 from penstock.engine.clocking import Limits, Pace
 from penstock.scheduling.base import FULL, Assignment, Demand, Room
 
@@ -122,7 +122,7 @@ class Bundling:
     def make(self, devices: tuple[str, ...], mode: BundleMode, signature: str) -> Place:
         """A new bundle without trials."""
         self._count += 1
-        limits = self._pace.limits(signature, devices[0])
+        limits = self._pace.limits(limited_as(signature, len(devices)), devices[0])
         return Place(f"bundle {self._count}", devices, mode, signature, limits=limits)
 
     def enter(

@@ -251,7 +251,7 @@ class Engine:
             self.placing.pace.metered(event)
         if isinstance(event, Limited):
             self.placing.pace.limited(event)
-            if not event.set and event.reason:
+            if not event.set and not event.table:
                 warnings.warn(f"{event.device}: {event.reason}", stacklevel=2)
         if isinstance(event, Metered | Limited):
             self._log(replace(event, clock=self.clock()))
@@ -279,7 +279,7 @@ class Engine:
             self._log(events.Saved(event.trial, event.attempt, event.state, self.clock()))
         elif isinstance(event, TrialFinished):
             self._charge(event)
-            self._finish(record, place.members[event.trial].budget)
+            self._finish(record, min(place.members[event.trial].budget, record.granted))
         elif isinstance(event, TrialStopped):
             moved = place if event.trial in self.placing.bundling.moving else None  # else its bundle was too large
             self.placing.pace.stopped(event.trial, self.clock())

@@ -19,6 +19,7 @@ from penstock.bundle import (
     WorkerEvent,
 )
 from penstock.errors import StudyError
+from penstock.executors.metering import Metering
 from penstock.trial import Config
 
 
@@ -87,19 +88,21 @@ class Executor(ABC):
     scales: bool = False
     provisioning: float = 0.0
 
+    _meters: Metering | None = None  # what counts the joules of its devices
+
     @property
     def metered(self) -> bool:
         """Whether a device's joules are told."""
-        return False
+        return self._meters is not None and self._meters.active
 
     @property
     def unmetered(self) -> Mapping[str, str]:
         """Why devices have no meter, by their names."""
-        return {"its devices": "joules are read on the driver's own machine alone"}
+        return {"its devices": "nothing counts their joules"} if self._meters is None else self._meters.unmetered
 
     def settle(self) -> list[Metered]:
         """The joules of devices that were not told yet; no trial trains any more."""
-        return []
+        return [] if self._meters is None else self._meters.settle()
 
     @property
     def concurrent(self) -> bool:

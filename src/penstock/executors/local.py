@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
-from penstock.bundle import Bundle, Description, Device, Gathering, Job, Metered
+from penstock.bundle import Bundle, Description, Device, Gathering, Job
 from penstock.executors.base import Executor, ExecutorEvent
 from penstock.executors.metering import Metering, uuids
 from penstock.training.random.generators import own_randomness
@@ -24,7 +24,7 @@ class LocalExecutor(Executor):
         device = find_devices()[0]
         self._devices = [device]
         self._worker = Worker(job, device.name, threads=device.threads or 1)
-        self._meters = Metering.of(uuids(self._devices))
+        self._meters: Metering = Metering.of(uuids(self._devices))
         self._began = time.monotonic()
         self._woken = False
         self._restore = ExitStack()
@@ -67,17 +67,6 @@ class LocalExecutor(Executor):
 
     def now(self) -> float:
         return time.monotonic() - self._began
-
-    @property
-    def metered(self) -> bool:
-        return self._meters.active
-
-    @property
-    def unmetered(self) -> Mapping[str, str]:
-        return self._meters.unmetered
-
-    def settle(self) -> list[Metered]:
-        return self._meters.settle()
 
     def close(self) -> None:
         self._meters.close()

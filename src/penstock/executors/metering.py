@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from penstock.bundle import Bundle, Device, Left, Metered, TrialFailed
 from penstock.energy import account
-from penstock.energy.meter import Meter, Unmetered, meter_of
+from penstock.energy.meter import GpuMeter, Meter, Unmetered, meter_of
 from penstock.training.limiting import uuid_of
 from penstock.trial import Report, Usage
 
 EVERY = 0.5  # seconds between two readings
 TELL = 5.0  # seconds between two lines of a device
 Key = tuple[str, int, int]  # study, trial, attempt
+Users = Callable[[], Mapping[int, Key]]  # the trial of each process, by the process's number
 Told = TypeVar("Told")
 
 
 @dataclass
-class _Device:
+class MeteredDevice:
     """A meter of one device, or of a machine's processors together."""
 
     name: str
@@ -35,6 +36,7 @@ class _Device:
     most: float = 0.0  # watts
     at: float = 0.0  # when it was told last
     failed: bool = False  # whether it was told that the meter fails
+    near: bool = True  # whether the meter can be read here
 
     def take(self, now: float, joules: float | None) -> None:
         """Count a reading."""
@@ -43,7 +45,7 @@ class _Device:
 
     def look(self, now: float) -> None:
         """Read the meter here as long as the power is not known: later on the thread does, and nobody waits for it."""
-        if not self.metered.ledger.watts:
+        if self.near and not self.metered.ledger.watts:
             self.take(now, self.metered.read())
 
     def line(self, now: float) -> Metered | None:
@@ -64,15 +66,16 @@ class _Device:
 class Metering:
     """Meters by device: reads them, charges trials, and tells of devices."""
 
-    def __init__(self, meters: Mapping[str, Meter | Unmetered], *, beside: bool = False) -> None:
-        now = time.monotonic()
+    def __init__(self, meters: Mapping[str, Meter | Unmetered], *, users: Users | None = None) -> None:
+        now, beside = time.monotonic(), users is not None
+        self._users = users
         self.unmetered = {name: one.reason for name, one in meters.items() if isinstance(one, Unmetered)}
-        self._of: dict[str, _Device] = {}
+        self._of: dict[str, MeteredDevice] = {}
         for name, meter in meters.items():
             if not isinstance(meter, Unmetered):
                 there = [other for other, same in meters.items() if same is meter]
                 known = self._of.get(there[0])
-                made = known or _Device(name, account.Metered(meter, now, len(there), beside=beside), at=now)
+                made = known or MeteredDevice(name, account.Metered(meter, now, len(there), beside=beside), at=now)
                 self._of[name] = made
         self._devices = list({id(one): one for one in self._of.values()}.values())
         self._on: dict[Key, tuple[str, ...]] = {}
@@ -82,10 +85,13 @@ class Metering:
             threading.Thread(target=self._read, daemon=True, name="penstock meters").start()
 
     @classmethod
-    def of(cls, uuids: Mapping[str, str | None], *, beside: bool = False) -> Metering:
-        """The meters of devices of this machine, by their UUIDs; all parts of its CPU, without one, share a meter."""
+    def of(cls, uuids: Mapping[str, str | None], *, users: Users | None = None) -> Metering:
+        """The meters of devices of this machine, by their UUIDs; all parts of its CPU, without one, share a meter.
+
+        Where processes share devices, ``users`` gives what each of them trains.
+        """
         made = {uuid: meter_of(uuid) for uuid in set(uuids.values())}
-        return cls({name: made[uuid] for name, uuid in uuids.items()}, beside=beside)
+        return cls({name: made[uuid] for name, uuid in uuids.items()}, users=users)
 
     @property
     def active(self) -> bool:
@@ -140,7 +146,7 @@ class Metering:
         why = [self.unmetered[name] for name in devices if name in self.unmetered] + failed
         return replace(usage, joules=None if why else joules, unmetered=why[0] if why else "")
 
-    def _under(self, devices: Sequence[str]) -> list[_Device]:
+    def _under(self, devices: Sequence[str]) -> list[MeteredDevice]:
         return list({id(one): one for name in devices if (one := self._of.get(name)) is not None}.values())
 
     def due(self) -> list[Metered]:
@@ -161,7 +167,8 @@ class Metering:
                     one.metered.ledger.leave(key)
             self._on.clear()
             for one in self._devices:
-                one.take(time.monotonic(), one.metered.read())
+                if one.near:
+                    one.take(time.monotonic(), one.metered.read())
             return [line for one in self._devices if (line := one.line(now)) is not None]
 
     def close(self) -> None:
@@ -172,8 +179,17 @@ class Metering:
         while not self._end.wait(EVERY):
             for one in self._devices:
                 joules, now = one.metered.read(), time.monotonic()
+                worked = self._worked(one.metered.meter)
                 with self._lock:
+                    one.metered.ledger.weigh(worked)
                     one.take(now, joules)
+
+    def _worked(self, meter: Meter) -> dict[Hashable, int]:
+        """How busy each trial kept a device that processes share, where NVML knows one of them."""
+        if self._users is None or not isinstance(meter, GpuMeter):
+            return {}
+        busy, users = meter.busy(), self._users()
+        return {key: busy.get(pid, 0) for pid, key in users.items()} if busy.keys() & users.keys() else {}
 
 
 def uuids(devices: Sequence[Device]) -> dict[str, str | None]:

@@ -50,6 +50,7 @@ class Settings(_FirstSettings, total=False):
     home: str | None
     run: dict[str, Any]
     surrogate: dict[str, Any] | None
+    until: float | None
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from penstock.log.events import (
 from penstock.log.meters import Meters
 from penstock.log.ranking import Leaders
 from penstock.log.turns import Turns
-from penstock.trial import Config, Leg, Metrics, Mode, StartFrom, StateRef, Status, Usage, scale_of, score
+from penstock.trial import Config, Leg, Metrics, Mode, StartFrom, StateRef, Status, Usage, reached, scale_of, score
 
 
 @dataclass(eq=False)
@@ -342,6 +342,8 @@ class History:
             record.best_state = record.state if own and self.settings.get("kind") == "function" else None
         if event.state is not None:
             self._save(record, event.state)
+        if reached(event.metrics, self.metric, self.mode, self.settings.get("until")):
+            record.granted = event.unit  # it goes no further
         if event.unit >= record.granted:
             self._mark(record, "paused")
         self._rank(record)

@@ -297,7 +297,9 @@ def _if(template: str, one: object) -> str:
 
 
 def _total(facts: dict[str, Any]) -> list[Text]:
-    """How many trials there are to be; beside surrogates that is not known."""
+    """How many trials there are to be; beside surrogates that is not known, and a recurring job counts recurrences."""
+    if facts.get("runs"):
+        return [Text(f"in {facts['total']} recurrences", style="dim")]
     return [] if facts["surrogates"] else [Text(f"of {facts['total']}", style="dim")]
 
 

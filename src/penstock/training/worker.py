@@ -53,7 +53,7 @@ class Worker:
         self.account = Account(device)
         self.trials = Trials(job, device)
         self._next: Bundle | None = None
-        self._unsaid: deque[WorkerEvent | Limited] = deque()
+        self._unsaid: deque[WorkerEvent | Gathering | Limited] = deque()
         self._unlimited: Limited | None = None  # why it has no limiter, until that is said
         self._run: Run | None = None
         self._events: Events | None = None
@@ -105,21 +105,28 @@ class Worker:
             return event  # neither is about a trial
         return replace(event, study=self.job.study)
 
-    def _train(self) -> WorkerEvent | Gathering | None:
+    def _train(self) -> WorkerEvent | Gathering | Limited | None:
         assert self._events is not None
         assert self._run is not None
-        event, ended = None, False
+        event: WorkerEvent | Gathering | None = None
+        ended = False
         try:
             event = next(self._events)
         except StopIteration:  # the run gave up: trials that were to enter have not begun
             ended = True
             self._run.declare(replace(self._run.bundle, placements=()))
+        found: Limited | None = None
         if ended or self._run.over:
             self._events.close()
+            found = None if self.limiter is None else self.limiter.left(self._run)
             self._run = self._events = None
             self._begin_next()
-        elif self.limiter is not None and (found := self.limiter.boundary(self._run)) is not None:
-            self._unsaid.append(found)
+        elif self.limiter is not None:
+            found = self._run.limit(self.limiter)
+        if found is not None:
+            if event is not None:  # it comes after the limit, as a study may end with its last trial's event
+                self._unsaid.appendleft(event)
+            return found
         if self._unlimited is not None:
             self._unsaid.append(self._unlimited)
             self._unlimited = None

@@ -19,6 +19,8 @@ import pytest
 
 import penstock as ps
 from penstock.bundle import Bundle, Job, Placement, TrialFailed, TrialFinished, TrialStopped
+from penstock.energy.lease import FOLDER
+from penstock.energy.meter import CHOSEN
 from penstock.executors.base import DeviceLost
 from penstock.executors.ray import cluster as ray_cluster
 from penstock.executors.ray import executor as rays
@@ -32,7 +34,9 @@ from penstock.task import as_task
 from penstock.trial import Report
 from tests.clusters import Cluster, killed, processes, until  # before ray
 from tests.contracts.executors import CONFIG, Exact, SharesContract, SpreadContract, alone, attempts
-from tests.functions import LONG, Cursed, afresh, descend, needs_a_module, pulse, study
+from tests.energy.conftest import gpus as gpus
+from tests.energy.nvml import fake
+from tests.functions import LONG, Cursed, Drawing, afresh, descend, needs_a_module, pulse, study
 from tests.tasks import Blobs
 
 TITLE = "ray::RayWorker"
@@ -377,6 +381,40 @@ def test_states_travel_where_nodes_do_not_see_the_drivers_folder(on, whole, tmp_
     result = study(tmp_path, "ray").run(on=on, workers=2, sharing="solo")
     assert_undisturbed(result, tmp_path, "ray")
     assert result.best.last_state()[0] == 27
+
+
+# Joules
+
+
+@pytest.fixture
+def drawing(gpus):
+    """A task whose workers read the fake device's counter, wherever they are."""
+    environment = {CHOSEN: "nvml:GPU-fake", **{name: os.environ[name] for name in ("FAKE_NVML", FOLDER)}}
+    return Drawing(environment)
+
+
+def test_joules_are_read_on_the_nodes_and_charged_to_trials(address, whole, patient, tmp_path, monkeypatch, drawing):
+    """Two nodes have one meter, which counts once; one of its readers is killed."""
+    sabotage(monkeypatch, lambda executor: os.kill(busiest(executor).pid, signal.SIGKILL))
+    before = fake._joules(fake.look(os.environ["FAKE_NVML"]))
+    result = study(tmp_path, "ray", task=drawing).run(on=address, workers=2, sharing="solo")
+    after = fake._joules(fake.look(os.environ["FAKE_NVML"]))
+    assert_undisturbed(result, tmp_path, "ray")
+    used, meters = [trial.joules for trial in result.trials], result._history.meters
+    assert min(used) > 0
+    assert 0 < result.joules <= after - before
+    assert result.joules == pytest.approx(sum(used) + meters.idle, rel=1e-9)
+    told = [e for e in reader.read(tmp_path / "ray" / "log.jsonl") if isinstance(e, events.Metered)]
+    assert {event.meter for event in told} == {"NVML's counter"}
+    assert not result.unmetered
+
+
+def test_a_limit_of_energy_ends_a_study_on_a_cluster(address, whole, patient, tmp_path, drawing):
+    limited = study(tmp_path, "ray", task=drawing, max_energy=1.0)
+    result = limited.run(on=address, workers=1, sharing="solo")
+    assert result.ended == "energy"
+    with pytest.raises(ps.StudyError, match="max_energy= needs a device whose joules are metered, and this machine"):
+        study(tmp_path, "none", max_energy=1.0).run(on=address, workers=1, sharing="solo")
 
 
 # Faults

@@ -11,16 +11,16 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, ClassVar
 
-from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Limited, Measured, Metered, TrialFailed
+from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Limited, Measured, TrialFailed
 from penstock.errors import StudyError
 from penstock.executors.base import Executor, ExecutorEvent, refuse_collision, refuse_twins
-from penstock.executors.metering import Metering, uuids
+from penstock.executors.metering import Key, Metering, uuids
 from penstock.executors.processes.forking import Forked, fork
 from penstock.executors.processes.seats import Seat, find_seats
 from penstock.task import Task
@@ -40,10 +40,13 @@ class ProcessExecutor(Executor):
         self._seats = {seat.device.name: seat for seat in seats}
         if workers > 1 and isinstance(job.task, Task) and not seats[0].sliced:
             self.modes = self.modes | {"distributed"}  # between slices of a GPU there is no NCCL
-        self._meters = Metering.of(uuids([seat.device for seat in seats]), beside=self.beside)
+        self._workers: dict[str, Process] = {}
+        self._meters: Metering = Metering.of(
+            uuids([seat.device for seat in seats]), users=self._users if self.beside else None
+        )
         self._woken, self._wake = os.pipe()
         self._events: deque[ExecutorEvent] = deque()
-        self._workers = {name: self._start(job.study, name) for name in self._seats}
+        self._workers |= {name: self._start(job.study, name) for name in self._seats}
 
     def join(self, job: Job) -> None:
         refuse_twins(job, self._jobs)
@@ -55,6 +58,11 @@ class ProcessExecutor(Executor):
 
     def devices(self) -> Sequence[Device]:
         return [seat.device for seat in self._seats.values()]
+
+    def _users(self) -> dict[int, Key]:
+        """What each worker process trains, by its number; where it has one trial."""
+        there = [(one.process.known, one.study, one.running) for one in list(self._workers.values())]
+        return {pid: (study, *trials[0]) for pid, study, trials in there if pid is not None and len(trials) == 1}
 
     def place(self, bundle: Bundle) -> None:
         self._meters.placed(bundle)
@@ -195,17 +203,6 @@ class ProcessExecutor(Executor):
 
     def now(self) -> float:
         return time.monotonic() - self._began
-
-    @property
-    def metered(self) -> bool:
-        return self._meters.active
-
-    @property
-    def unmetered(self) -> Mapping[str, str]:
-        return self._meters.unmetered
-
-    def settle(self) -> list[Metered]:
-        return self._meters.settle()
 
     def close(self) -> None:
         self._meters.close()

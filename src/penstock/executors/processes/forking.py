@@ -52,6 +52,11 @@ class Forked:
         self.status: int | None = None  # of its exit; minus the signal that killed it
 
     @property
+    def known(self) -> int | None:
+        """Its number, where that was heard already: any thread may ask."""
+        return self._pid
+
+    @property
     def pid(self) -> int | None:
         """Its number; None where the server ended before it could fork."""
         if self._pid is None:

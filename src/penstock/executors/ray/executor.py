@@ -22,20 +22,20 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Measured, Node, Request
-from penstock.errors import StateError, StudyError
+from penstock.bundle import Bundle, Description, Device, Gathering, Job, Left, Limited, Measured, Metered, Node, Request
+from penstock.errors import StudyError
 from penstock.executors.base import DeviceAdded, DeviceLost, Executor, ExecutorEvent
 from penstock.executors.processes.executor import pickled
 from penstock.executors.ray.cluster import Connection, connect, require
 from penstock.executors.ray.doubts import DOUBT, Doubts
-from penstock.executors.ray.held import leave_token
+from penstock.executors.ray.held import contents, leave_token, take_token
+from penstock.executors.ray.meters import RayMetering, Reading
 from penstock.executors.ray.nodes import living
 from penstock.executors.ray.paid import Paid
 from penstock.executors.ray.requesting import Requesting, nothing_came, order
-from penstock.executors.ray.slot import BEAT, Slot, begin, fault, hold, how, kin, patience, rested
+from penstock.executors.ray.slot import BEAT, Slot, answered, begin, fault, hold, how, kin, patience, rested
 from penstock.executors.ray.studies import Company
 from penstock.executors.ray.worker import Hello
-from penstock.log.reading import content
 from penstock.task import Task
 from penstock.trial import Config, Report
 
@@ -78,6 +78,7 @@ class RayExecutor(Executor):
         self._events: deque[ExecutorEvent] = deque()
         self._slots: list[Slot] = []
         self._paid = Paid()
+        self._meters: RayMetering = RayMetering()
         self._begun = self._closed = self._woken = False
         self._studies = Company(uuid.uuid4().hex, weight)
         self._states, self._token, self._name = job.states, leave_token(job.states), job.study
@@ -93,6 +94,7 @@ class RayExecutor(Executor):
             self._fill()
             self._start()
             self._begun = True
+            self._meters.begin()
             self._events.clear()  # the caller asks `devices` which devices there are at first
         except BaseException:
             self.close()
@@ -110,15 +112,12 @@ class RayExecutor(Executor):
         if first is None or (new and any(slot is None or slot.phase == "leaving" for slot in slots)):
             self._events += [p.turned_away(bundle.study) for p in new]  # a device went in the meantime
             return
+        self._meters.placed(bundle)
         self._give(first, bundle)
 
     def _give(self, slot: Slot, bundle: Bundle) -> None:
         new = [p for p in bundle.placements if (p.trial, p.attempt) not in slot.running]
-        states = {}
-        if not slot.shared:
-            for one in {p.state for p in new if p.state is not None}:
-                with suppress(StateError):  # the worker misses it then, and says that it is lost
-                    states[one.file] = content(self._states, one)
+        states = {} if slot.shared else contents(self._states, [p.state for p in new if p.state is not None])
         slot.running += [(p.trial, p.attempt) for p in new]
         slot.place(bundle, states)
 
@@ -128,10 +127,11 @@ class RayExecutor(Executor):
             left = SLICE if end is None else min(SLICE, end - time.monotonic())
             self._listen(max(0.0, left))
             self._look()
-            if end is not None and time.monotonic() >= end:
+            if self._meters.within == 0 or (end is not None and time.monotonic() >= end):
                 break
-        events, self._events, self._woken = list(self._events), deque(), False
-        return events
+        events, self._woken = [self._meters.took(event) for event in self._events], False
+        self._events.clear()
+        return [*events, *self._meters.due()]
 
     def wake(self) -> None:
         self._woken = True
@@ -200,6 +200,10 @@ class RayExecutor(Executor):
     def now(self) -> float:
         return time.monotonic() - self._began
 
+    def settle(self) -> list[Metered]:
+        self._meters.look({slot.device.name: slot.actor for slot in self._slots if slot.device is not None})
+        return super().settle()
+
     def close(self) -> None:
         if self._closed:  # a call without a connection would make Ray start a cluster of its own
             return
@@ -212,9 +216,7 @@ class RayExecutor(Executor):
                 slot.rest(self._kin)
             else:
                 self._remove(slot)
-        if self._token is not None:
-            with suppress(OSError):
-                self._token.unlink()
+        take_token(self._token)
         self._connection.close()
 
     # Workers
@@ -253,19 +255,11 @@ class RayExecutor(Executor):
 
     def _listen(self, timeout: float) -> None:
         """Take in the events that workers have told."""
-        asked = {slot.asked: slot for slot in self._slots if slot.asked is not None}
-        if not asked:
-            time.sleep(timeout)
-            return
-        ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=timeout)
-        if ready and len(asked) > 1:
-            ready, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
-        for one in ready:
-            slot = asked[one]
+        for slot in answered(self._slots, timeout):
             if slot not in self._slots:
                 continue
             try:
-                said = self._ray.get(one, timeout=SILENT)
+                said = self._ray.get(slot.asked, timeout=SILENT)
             except self._ray.exceptions.RayError as error:
                 self._lose(slot, error)
                 continue
@@ -283,6 +277,7 @@ class RayExecutor(Executor):
         self._doubts.born()
         self._requesting.greeted(slot)
         assert slot.device is not None
+        self._meters.add(slot.device.name, hello.meter)
         self._paid.came(slot, self._began)
         self._events.append(DeviceAdded(slot.device))
 
@@ -290,6 +285,9 @@ class RayExecutor(Executor):
         slot.asked = None
         assert slot.device is not None
         for event, state in said:
+            if isinstance(event, Reading):
+                self._meters.tell(slot.device.name, event)
+                continue
             if state is not None:
                 self._states.write(event.state.file, state)  # a state is written before any event names it
             if isinstance(event, Gathering):
@@ -299,7 +297,7 @@ class RayExecutor(Executor):
                 continue
             if isinstance(event, Left):
                 self._left((event.trial, event.attempt))
-            elif isinstance(event, Measured):
+            elif isinstance(event, Measured | Limited):
                 event = replace(event, device=slot.device.name)  # every worker names its own device "cuda:0" or "cpu"
             elif isinstance(event, Report):
                 self._doubts.reported(slot.node)
@@ -344,6 +342,8 @@ class RayExecutor(Executor):
     def _remove(self, slot: Slot) -> None:
         if slot in self._slots:
             self._slots.remove(slot)
+            if slot.device is not None:
+                self._meters.remove(slot.device.name)
         hold(slot.actor)
         if self._connection.reached():
             slot.remove()

@@ -9,10 +9,15 @@ from __future__ import annotations
 import io
 import os
 import uuid
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from penstock.errors import StateError
+from penstock.log.reading import content
 from penstock.log.states import Folder, States
+from penstock.trial import StateRef
 
 
 def leave_token(states: States) -> Path | None:
@@ -25,6 +30,13 @@ def leave_token(states: States) -> Path | None:
     return path
 
 
+def take_token(token: Path | None) -> None:
+    """Take it away again."""
+    if token is not None:
+        with suppress(OSError):
+            token.unlink()
+
+
 def sees(states: States, token: str) -> bool:
     """Whether a worker sees the driver's states: always at a URL, in a folder if the driver's token lies beside it."""
     if not isinstance(states, Folder):
@@ -33,6 +45,15 @@ def sees(states: States, token: str) -> bool:
         return token in os.listdir(states.dir.parent)
     except OSError:
         return False
+
+
+def contents(states: States, some: Iterable[StateRef]) -> dict[str, bytes]:
+    """The contents of states, for a worker that cannot read them; it misses lost ones, and says that they are lost."""
+    found = {}
+    for one in set(some):
+        with suppress(StateError):
+            found[one.file] = content(states, one)
+    return found
 
 
 class HeldStates(States):

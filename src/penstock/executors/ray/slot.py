@@ -95,6 +95,19 @@ class Slot:
         _remove(self.group, self.actor)
 
 
+def answered(slots: Sequence[Slot], timeout: float) -> list[Slot]:
+    """The workers that have answered, as soon as there is one; none after the timeout."""
+    asked = {slot.asked: slot for slot in slots if slot.asked is not None}
+    if not asked:
+        time.sleep(timeout)
+        return []
+    ray = require()
+    ready, _ = ray.wait(list(asked), num_returns=1, timeout=timeout)
+    if ready and len(asked) > 1:
+        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
+    return [asked[one] for one in ready]
+
+
 def kin(job: Job, market: str | None) -> Kin:
     """The studies that may have this one's workers after it."""
     import ray

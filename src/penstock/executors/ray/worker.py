@@ -22,16 +22,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock import __version__
-from penstock.bundle import Bundle, Device, Job, WorkerEvent
+from penstock.bundle import Bundle, Device, Job, Limited, WorkerEvent
 from penstock.errors import PenstockError
 from penstock.executors.ray.held import HeldStates, sees
+from penstock.executors.ray.meters import Meterable, Reader, Reading
 from penstock.executors.ray.studies import others
 from penstock.executors.serving import Order, serve
 from penstock.log.states import Folder, States
 from penstock.task import Task
 
 GLANCE = 0.5  # seconds after which a resting worker looks again whether a study wants its device
-Told = tuple[WorkerEvent, bytes | None]  # an event, and its state's content where the driver has to store it
+Told = tuple[
+    WorkerEvent | Limited | Reading, bytes | None
+]  # an event, and its state's content where the driver has to store it
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Hello:
     number: int | None  # the accelerator's number on its node
     shared: bool  # whether the worker sees the driver's states
     labels: Mapping[str, str] = field(default_factory=dict)  # the labels of its node
+    meter: Meterable = field(default_factory=Meterable)
     broken: str = ""
 
 
@@ -73,6 +77,7 @@ class RayWorker:
         self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._described: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._held: HeldStates | None = None
+        self._reader: Reader | None = None
         self._placed = 0
         self._hello = Hello(
             "", os.getpid(), platform.node(), platform.python_version(), __version__, "", "", 0, None, False
@@ -116,7 +121,8 @@ class RayWorker:
         elif not shared:
             self._held = HeldStates()
             job = replace(job, states=self._held)
-        self._hello = replace(self._hello, shared=shared)
+        self._reader = Reader(found, lambda reading: self._events.put((reading, None)))
+        self._hello = replace(self._hello, shared=shared, meter=self._reader.found)
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         worker = Worker(job, found.name, host, threads if found.type == "cpu" else 1)
         self._training = threading.Thread(target=self._train, args=(worker,), daemon=True, name="training")
@@ -125,6 +131,7 @@ class RayWorker:
     def _train(self, worker: Any) -> None:
         try:
             serve(worker, self._orders, self._tell)
+            worker.close()
             del worker
             _free()
         except BaseException:
@@ -143,6 +150,8 @@ class RayWorker:
 
     def rest(self, seconds: float) -> None:
         """The study is over: forget it, and wait ``seconds`` for another study of the same program."""
+        if self._reader is not None:
+            self._reader.close()
         self._orders.put(("end", None))
         self._wanted.clear()
         threading.Thread(target=self._leave, args=(seconds,), daemon=True, name="resting").start()
@@ -185,6 +194,11 @@ class RayWorker:
     def describe(self, configs: list[Any], train: bool, trials: list[int], variants: list[str]) -> Any:
         self._orders.put(("describe", (configs, train, trials, variants)))
         return self._described.get()
+
+    def read(self) -> Reading:
+        """The joules of its device by now."""
+        assert self._reader is not None
+        return self._reader.look()
 
     def events(self, timeout: float) -> list[Told]:
         """The events since the last call, as soon as there is one; none after the timeout, as a sign of life."""

@@ -356,7 +356,7 @@ class SimulatedExecutor(Executor):
         self._events.append(event)
         if type(event) is not Report:
             self._gone(member)
-        elif event.unit >= member.budget:
+        elif event.unit >= member.budget or source.over:
             self._events.append(TrialFinished(event.trial, event.attempt, event.study))
             self._gone(member)
         elif member.leaving:

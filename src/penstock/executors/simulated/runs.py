@@ -42,6 +42,9 @@ class Source(ABC):
     ahead: bool = False
     """Whether the unit that has begun is trained already: then the trial can leave only after it."""
 
+    over: bool = False
+    """Whether the last report had the metric that the trial trains until."""
+
     @abstractmethod
     def seconds(self) -> float:
         """The seconds of the unit that begins now, alone on a device of speed 1."""
@@ -71,6 +74,7 @@ class Lookup(Source):
         self.state = placement.state
         self.unit = self._began = placement.unit
         self._table, self._states, self._saving_every = table, job.states, saving_every
+        self._reached = job.reached
         self._seconds: Any = table.seconds
         self._columns = tuple(table.metrics.items())
         self.signature, self.watts, self.limits = table.signature, table.watts, table.limits
@@ -89,10 +93,10 @@ class Lookup(Source):
     def end(self, budget: int, device_seconds: float) -> UnitEnded:
         row = self.unit
         self.unit = unit = row + 1
-        state = None
-        if unit >= budget or (self._saving_every and unit % self._saving_every == 0):
+        state, metrics = None, {name: values[row] for name, values in self._columns}
+        self.over = self._reached(metrics)
+        if unit >= budget or self.over or (self._saving_every and unit % self._saving_every == 0):
             state = self._save()
-        metrics = {name: values[row] for name, values in self._columns}
         return Report(self.trial, unit, metrics, self.attempt, state, Usage(device_seconds, 1), self.study)
 
     def leave(self) -> TrialStopped:
@@ -140,7 +144,7 @@ class Trained(Source):
         self._ahead, self.ahead = None, False
         if not isinstance(event, Report):
             return event
-        self.unit = event.unit
+        self.unit, self.over = event.unit, self._worker.job.reached(event.metrics)
         return replace(event, usage=replace(event.usage, device_seconds=device_seconds))
 
     def leave(self) -> TrialStopped:

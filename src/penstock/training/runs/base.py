@@ -8,13 +8,14 @@ streams of their own, and ``gang.py`` one trial on several workers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.bundle import Bundle, Gathering, Placement, TrialFailed, WorkerEvent
+from penstock.bundle import Bundle, Gathering, Limited, Placement, TrialFailed, WorkerEvent
 from penstock.errors import StateError, StudyError, TaskError, trace
 
 if TYPE_CHECKING:
+    from penstock.training.limiting import Limiter
     from penstock.training.trainable import Trainable
     from penstock.training.worker import Worker
 
@@ -56,6 +57,23 @@ class Run(ABC):
     def together(self) -> int:
         """How many trials train together, each of which takes the run's steps; 0 where they are of several kinds."""
         return 0
+
+    @property
+    def alike(self) -> tuple[str, int]:
+        """What runs have in common whose steps take as long and draw as much, in words, and their number of trials.
+
+        Without words, or with no trials, nothing can be measured of the run as a whole.
+        """
+        return self.bundle.signature, self.together
+
+    @property
+    def progress(self) -> Mapping[tuple[str, int], float]:
+        """The steps that a trial took here so far, by what the part of the run that it is in is ``alike``."""
+        return {self.alike: self.steps / max(1, self.together)}
+
+    def limit(self, limiter: Limiter) -> Limited | None:
+        """See to the power limit, between two steps."""
+        return limiter.boundary(self)
 
     @property
     def certain(self) -> int:

@@ -8,15 +8,28 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from penstock.bundle import Bundle, Gathering, Measured, Parted, StateSaved, TrialFinished, TrialStopped, WorkerEvent
+from penstock.bundle import (
+    Bundle,
+    Gathering,
+    Limited,
+    Measured,
+    Parted,
+    StateSaved,
+    TrialFinished,
+    TrialStopped,
+    WorkerEvent,
+    limited_as,
+)
 from penstock.speed.curve import doublings
 from penstock.task import cannot_share
 from penstock.training.runs.base import SAVING, Events, OneTrial, explain, failed, out_of_memory
 from penstock.trial import Report, StateRef, Usage
 
 if TYPE_CHECKING:
+    from penstock.training.limiting import Limiter
     from penstock.training.spread.data_parallel import Distributed
     from penstock.training.spread.gang import Gang
+    from penstock.training.spread.limiting import Together
     from penstock.training.worker import Worker
 
 TALK = 0.1  # seconds after which the first worker says again whether to go on
@@ -36,6 +49,26 @@ class GangRun(OneTrial):
         self._quiet = 0  # steps until the first worker says again whether to go on
         self._began = time.perf_counter()  # of the time that the next report counts
         self._entry = worker.account.open(0)
+        self._limits: Together | None = None  # of all devices, while they train to the end
+        self._limited: Limited | None = None  # what is to be told of them
+        self._left = 0  # steps to what was granted
+
+    @property
+    def alike(self) -> tuple[str, int]:
+        return limited_as(self.bundle.signature, len(self.bundle.devices)), 1
+
+    @property
+    def settled(self) -> bool:
+        return self._limits is not None and self.steps > 0
+
+    @property
+    def certain(self) -> int:
+        return self._left
+
+    def limit(self, limiter: Limiter) -> Limited | None:
+        """All devices have one limit, which the workers agree on when they talk; before that, each has its prior."""
+        found, self._limited = self._limited, None
+        return limiter.boundary(self) if self._limits is None else found
 
     def events(self) -> Events:
         from penstock.training.spread.gang import Gang
@@ -119,17 +152,25 @@ class GangRun(OneTrial):
         worker, trial, attempt = self.worker, self.placement.trial, self.placement.attempt
         saved = stepped = time.perf_counter()
         steps = run.steps()
+        if timed is None and worker.job.power == "limit":
+            from penstock.training.spread.limiting import Together
+
+            self._limits = Together(run.gang, worker.limiter, worker.device)
         self._quiet, taken = 0, list[float]()
         run.time_steps(taken if timed is not None else None)
         try:
             for metrics in steps:
                 now = time.perf_counter()
+                self.steps += 1
                 ends = due = leaves = 0
                 if self._quiet <= 0 or metrics is not None:
                     quiet = max(1, min(1000, int(TALK / max(now - stepped, FREE))))
-                    ends = metrics is not None and run.unit >= self.budget
+                    ends = metrics is not None and (run.unit >= self.budget or worker.job.reached(metrics))
                     due = now - saved > worker.trials.save_cost / SAVING
                     ends, due, leaves, self._quiet = run.gang.hear(ends, due, self.leaving, quiet)
+                    if self._limits is not None:
+                        self._left = (self.budget - run.unit) * run.unit_length
+                        self._limited = self._limits.boundary(self, ends=bool(ends or leaves)) or self._limited
                 self._quiet -= 1
                 if ends or due or leaves:
                     saved = self._save(run)

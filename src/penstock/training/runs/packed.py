@@ -112,6 +112,24 @@ class PackedRun(Run):
     def settled(self) -> bool:
         return all(run.settled for run in self.runs.values())
 
+    @property
+    def alike(self) -> tuple[str, int]:
+        parts = sorted(run.alike for run in self.runs.values())
+        known = self._weighing is None and all(all(one) for one in parts)  # while parts are timed, some of them rest
+        return " + ".join(f"{name} x{count}" for name, count in parts) if known else "", self._trials
+
+    @property
+    def progress(self) -> Mapping[tuple[str, int], float]:
+        taken: dict[tuple[str, int], float] = {}
+        for run in self.runs.values():
+            for kind, steps in run.progress.items():
+                taken[kind] = taken.get(kind, 0.0) + steps
+        return taken
+
+    @property
+    def certain(self) -> int:
+        return min((run.certain for run in self.runs.values()), default=0)
+
     def wait(self) -> None:
         for run in self.runs.values():
             run.wait()

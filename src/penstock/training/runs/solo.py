@@ -86,15 +86,15 @@ class SoloRun(OneTrial):
                         yield TrialStopped(trial, attempt, self._save(training), usage=self._used())
                         return
                     continue
-                state = None
-                if training.unit >= self.budget or due or training.urgent:
+                state, reached = None, worker.job.reached(metrics)
+                if training.unit >= self.budget or reached or due or training.urgent:
                     state = self._save(training)
                     saved = time.perf_counter()
                 account.charge([entry], now - self._began)
                 self._began = now
                 usage = account.usage(entry, training.step, account.peak_bytes())
                 yield Report(trial, training.unit, metrics, attempt, state, usage)
-                if training.unit >= self.budget:
+                if training.unit >= self.budget or reached:
                     self._over = True
                     yield TrialFinished(trial, attempt)
                     return
