@@ -103,13 +103,11 @@ def moves(
     """How far the best learning rate moves between the narrowest width and the widest, which is the target."""
     target = max(widths)
     cache = DataCache(make(target), 0, DEVICE)
+    known = best_rates(make(target), optimizer, seeds, cache, **more)
     for ours in (False, True):
-        best: dict[int, float] = {}
-        each: dict[int, list[float]] = {}
-        for width in widths:
-            task = make(width)
-            if ours and width != target:
-                task = narrowed(make(target), ps.Surrogate(scale=target // width))
+        best, each = {target: known[0]}, {target: known[1]}
+        for width in sorted({*widths} - {target}, reverse=True):
+            task = narrowed(make(target), ps.Surrogate(scale=target // width)) if ours else make(width)
             best[width], each[width] = best_rates(task, optimizer, seeds, cache, **more)
         told = " ".join(
             f"{width}: {one:.2f} ({min(each[width]):.2f}…{max(each[width]):.2f})" for width, one in best.items()
@@ -204,12 +202,14 @@ def configs(optimizer: str, count: int) -> list[Config]:
 
 
 def agreement(full: Sequence[Sequence[float]], found: Sequence[Sequence[float]]) -> Row:
-    """Spearman's correlation of each order with that of the means at full width, and the regret of each best: means."""
-    means = np.mean(full, 0)
-    regrets = [float(means[int(np.argmin(one))] - means.min()) for one in found]
+    """Spearman's correlation of each order with those of other seeds at full width, and each best's regret there: means.
+
+    So an order of twins is compared as one of full width is, and shares neither weights nor batches with the other.
+    """
+    pairs = [(one, other) for i, one in enumerate(found) for j, other in enumerate(full) if i != j]
     return {
-        "spearman": float(np.mean([spearman(means.tolist(), one) for one in found])),
-        "regret": float(np.mean(regrets)),
+        "spearman": float(np.mean([spearman(one, other) for one, other in pairs])),
+        "regret": float(np.mean([other[int(np.argmin(one))] - min(other) for one, other in pairs])),
     }
 
 
@@ -220,11 +220,7 @@ def orders(
     cache = DataCache(make(width), 0, DEVICE)
     tried = configs(optimizer, count)
     full = [[trained(make(width), one, seed, cache) for one in tried] for seed in range(seeds)]
-    pairs = [(i, j) for i in range(seeds) for j in range(seeds) if i != j]
-    known = [spearman(full[i], full[j]) for i, j in pairs]
-    regrets = [full[j][int(np.argmin(full[i]))] - min(full[j]) for i, j in pairs]
-    mean = {"spearman": float(np.mean(known)), "regret": float(np.mean(regrets))}
-    yield {"what": f"{what}, {optimizer}: seed against seed at full width", **mean}
+    yield {"what": f"{what}, {optimizer}: seed against seed at full width", **agreement(full, full)}
     for scale in (4, 8):
         for name, task in {
             "surrogates": narrowed(make(width), ps.Surrogate(scale=scale)),

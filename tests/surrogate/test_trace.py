@@ -112,6 +112,49 @@ def test_a_recurrent_layer_keeps_its_gates():
     assert torch.equal(narrow.memory.bias_ih_l0 == 7.0, torch.arange(128) // 32 == 1)
 
 
+class Cells(nn.Module):
+    """A recurrent cell in a loop, which makes its first state or is given one."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.cell, self.last = kind(2, 64), nn.Linear(64, 33)
+
+    def forward(self, x):
+        state = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return self.last(state[0] if isinstance(state, tuple) else state)
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.RNNCell, 1), (nn.GRUCell, 3), (nn.LSTMCell, 4)])
+def test_a_recurrent_cell_in_a_loop_keeps_its_gates(kind, gates):
+    roles, shapes, narrow = twin(Cells(kind), draws(3, 4, 2))
+    assert (shapes["cell.weight_ih"], shapes["cell.weight_hh"]) == ((gates * 32, 2), (gates * 32, 32))
+    assert (roles["cell.weight_ih"], roles["cell.weight_hh"]) == ("input", "hidden")
+    assert (narrow.cell.hidden_size, narrow.cell.input_size) == (32, 2)
+
+
+class Shuffled(nn.Module):
+    """A half of the channels goes through a layer, as in ShuffleNet; the other half may be of two layers before."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Conv2d(2, 32, 1), nn.Conv2d(2, 32, 1)
+        self.inner, self.last = nn.Conv2d(32, 32, 1), nn.Linear(64, 33)
+
+    def forward(self, x):
+        left, right = torch.cat([self.one(x), self.other(x)], 1).chunk(2, 1)
+        x = torch.cat([left, self.inner(right)], 1)
+        b, c, h, w = x.shape
+        return self.last(x.view(b, 2, c // 2, h, w).transpose(1, 2).reshape(b, c, h, w).mean((2, 3)))
+
+
+def test_layers_whose_channels_are_halved_together_shrink_together():
+    roles, shapes, _ = twin(Shuffled(), draws(3, 2, 4, 4))
+    assert [shapes[f"{name}.weight"][0] for name in ("one", "other", "inner")] == [16, 16, 16]
+    assert [roles[f"{name}.weight"] for name in ("one", "inner", "last")] == ["input", "hidden", "output"]
+
+
 class Written(nn.Module):
     """A forward with a number of the full width in it."""
 

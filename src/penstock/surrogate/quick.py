@@ -12,7 +12,9 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 Made = Callable[..., Any]
 
@@ -93,3 +95,23 @@ _KNOWN: dict[str, Made] = {
     "native_batch_norm": _batch_norm,
     "_native_batch_norm_legit": _batch_norm,
 }
+
+
+class Cells(TorchFunctionMode):
+    """Lets recurrent cells be of the operators that they consist of: torch's own takes their sizes for plain numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        gates = _GATES.get(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {})) if gates is None else _cell(gates, *args, **(kwargs or {}))
+
+
+_GATES = {"rnn_tanh_cell": 1, "rnn_relu_cell": 1, "gru_cell": 3, "lstm_cell": 4}
+
+
+def _cell(gates: int, x: Tensor, before: Any, *weights: Any) -> Any:
+    """What has the sizes of a cell's new state: its inputs and its state go through as many gates."""
+    state = before[0] if isinstance(before, tuple | list) else before
+    into, back, *biases = *weights, None, None
+    made = F.linear(x, into, biases[0]) + F.linear(state, back, biases[1])
+    new = made.unflatten(-1, (gates, state.shape[-1])).sum(-2)
+    return (new, new) if isinstance(before, tuple | list) else new

@@ -33,7 +33,7 @@ from penstock.surrogate.internals import (
     tree_map_only,
     without_onednn,
 )
-from penstock.surrogate.quick import quick
+from penstock.surrogate.quick import Cells, quick
 from penstock.surrogate.settings import NARROWEST
 from penstock.surrogate.sizes import Size, chosen, settled, symbols_of, value_of
 
@@ -297,6 +297,7 @@ def _trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any
         torch.no_grad(),
         symbols.fake,
         enable_python_dispatcher(),
+        Cells(),
         watch,
     ):
         run(model, fake)
