@@ -10,6 +10,7 @@ On one core of a CPU, in minutes each; output, characters and wide take up to ha
   ranks        Spearman's correlation of configs at S=4 and 8 with full width, beside that of another seed: MLP
   images       likewise for a CNN with BatchNorm, and its best learning rate by width
   characters   likewise for a character transformer, with scores of attention as 1/d and as the user has them
+  size         figure 3: the operations and bytes of a step of ResNet-18, by scale
   cost         seconds of tracing and of the check, and their part of a study
   transfer     makespan of a study on 8 simulated devices: eager transfer, transfer at the end, and no surrogates
   shards       makespan on 8 simulated devices, of which a target takes all and a surrogate one
@@ -39,6 +40,7 @@ import numpy as np
 import torch
 
 import penstock as ps
+from bench.networks import FullResNet18
 from bench.twins import Characters, Digits, Images
 from penstock.algorithms.spearman import spearman
 from penstock.errors import PenstockError
@@ -202,7 +204,7 @@ def configs(optimizer: str, count: int) -> list[Config]:
 
 
 def agreement(full: Sequence[Sequence[float]], found: Sequence[Sequence[float]]) -> Row:
-    """Spearman's correlation of each order with those of other seeds at full width, and each best's regret there: means.
+    """Spearman's correlation of each order with those of other seeds at full width, and each best's regret: means.
 
     So an order of twins is compared as one of full width is, and shares neither weights nor batches with the other.
     """
@@ -263,6 +265,35 @@ def usual_attention() -> Iterator[None]:
         yield
     finally:
         patched.flowed = found
+
+
+def size() -> Iterator[Row]:
+    """What a step of ResNet-18 takes, of one image of 32×32; activations are what is kept for the backward pass."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    target, config = FullResNet18(), {"lr": 0.1, "momentum": 0.9}
+    whole: Row = {}
+    for scale in (1, 2, 4, 8, 16):
+        model = (target if scale == 1 else narrowed(target, ps.Surrogate(scale=scale))).model(config)
+        kept: dict[int, int] = {}
+        own = {p.data_ptr() for p in model.parameters()}
+
+        def keep(one: torch.Tensor, kept: dict[int, int] = kept, own: set[int] = own) -> torch.Tensor:
+            if one.data_ptr() not in own:
+                kept[one.data_ptr()] = one.nbytes
+            return one
+
+        count = FlopCounterMode(display=False)
+        with count, torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+            loss = target.loss(model, (torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)), config)
+            loss.backward()  # type: ignore[no-untyped-call]
+        numbers = {
+            "GFLOP": count.get_total_flops() / 2e9,
+            "MB of parameters": sum(p.nbytes for p in model.parameters()) / 1e6,
+            "MB of activations": sum(kept.values()) / 2e6,
+        }
+        whole = whole or numbers
+        yield {"what": f"S={scale}", **numbers, "times fewer operations": whole["GFLOP"] / numbers["GFLOP"]}
 
 
 def cost() -> Iterator[Row]:
@@ -405,6 +436,7 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "ranks": ranks,
     "images": images,
     "characters": characters,
+    "size": size,
     "cost": cost,
     "transfer": transfer,
     "shards": shards,

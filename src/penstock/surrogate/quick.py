@@ -98,7 +98,7 @@ _KNOWN: dict[str, Made] = {
 
 
 class Cells(TorchFunctionMode):
-    """Lets recurrent cells be of the operators that they consist of: torch's own takes their sizes for plain numbers."""
+    """Lets recurrent cells be made of their parts: torch's own operators take their sizes for plain numbers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         gates = _GATES.get(getattr(func, "__name__", ""))
