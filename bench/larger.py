@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from bench.mnist import digits
 from bench.networks import Gpt, ResNet18, Split, characters
 from penstock.trial import Config
 
-PRECISION = "bf16" if torch.cuda.is_available() else "fp32"
+PRECISION: Literal["bf16", "fp32"] = "bf16" if torch.cuda.is_available() else "fp32"
 ROWS, HELD_OUT = 20_480, 2_048  # a whole number of batches of every size
 
 

@@ -1,10 +1,13 @@
 """What a study's surrogates are like before anything is spent; and each refusal, in one message."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
 import penstock as ps
+from penstock.report.surrogate import surrogate_facts
 from penstock.space import Space
 from penstock.surrogate.examine import examine, refuse_wrong
 from penstock.surrogate.parametrize import Part
@@ -27,6 +30,33 @@ def test_a_table_that_is_broken_fails_the_check(monkeypatch):
     monkeypatch.setattr(Part, "rate", lambda part, family: part.summed)
     with pytest.raises(ps.StudyError, match=r"fail the coordinate check: the change of \d goes with"):
         refuse_wrong(look())
+
+
+def test_a_twin_whose_activations_are_not_finite_fails_the_check(monkeypatch):
+    monkeypatch.setattr(Part, "init", property(lambda part: float("nan")))
+    assert {one.slope for one in look().slopes} == {float("inf")}
+
+
+class Bare(nn.Module):
+    """Layers of parameters in a list, which no module gives the activations of."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ParameterList(p.detach().T for p in perceptron(64).parameters() if p.ndim > 1)
+
+    def forward(self, x):
+        for weight in self.layers[:-1]:
+            x = torch.relu(x @ weight)
+        return x @ self.layers[-1]
+
+
+def test_a_check_that_sees_no_activation_is_not_passed(monkeypatch):
+    assert [one.layer for one in look(Narrowable(Bare)).slopes] == [""]
+    monkeypatch.setattr("penstock.surrogate.examine.coordinates", lambda *given, **named: [])
+    found = look()
+    assert not surrogate_facts(found)["right"]
+    with pytest.raises(ps.StudyError, match="finds no activation of the model"):
+        refuse_wrong(found)
 
 
 class Frozen(Narrowable):
@@ -74,6 +104,12 @@ def test_a_config_that_fails_says_nothing_of_the_others():
         look(Failing(0.0))
 
 
+def OldNorm():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(32, 64)), nn.ReLU(), nn.Linear(64, 10))
+
+
 class Other(Narrowable):
     def optimizer(self, params, config):
         return torch.optim.Adadelta(params, lr=config["lr"])
@@ -102,6 +138,7 @@ class Hidden(nn.Module):
         (Sized(), r"width of the space decides the size of 0.weight, \(\d+, 32\) or"),
         (Lazy(), "lazy modules"),
         (Other(), "got Adadelta"),
+        (Narrowable(OldNorm), r"cannot be copied: .* by torch.nn.utils.parametrizations can"),
         (Narrowable(Branching), r"cannot be analysed \(.*test_trace.py:\d+\)"),
         (Narrowable(Written), r"No dimension of the model of Narrowable can shrink: .*test_trace.py:\d+"),
         (Narrowable(lambda: perceptron(16)), "makes 0.weight 4 units wide, .*: the largest scale that works is 2"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.task import narrowed, parts_of
@@ -121,3 +122,33 @@ def test_last_layers_begin_with_zeros_and_those_that_are_multiplied_again_do_not
     loss = F.cross_entropy(model(draws(4, 32)), torch.arange(4))
     loss.backward()
     assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+class Cosine(nn.Module):
+    """A head whose weights are normalised in the forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(32, WIDTH), nn.Parameter(torch.randn(10, WIDTH))
+
+    def forward(self, x):
+        return F.linear(F.normalize(self.first(x)), F.normalize(self.head))
+
+
+def weight_normed():
+    return nn.Sequential(*(weight_norm(nn.Linear(*sizes)) for sizes in ((32, WIDTH), (WIDTH, WIDTH), (WIDTH, 10))))
+
+
+@pytest.mark.parametrize("make", [Cosine, weight_normed])
+def test_weights_that_are_normalised_do_not_begin_with_zeros(make):
+    """Zeros have no direction: by weight norm all outputs were NaN, and normalize gives them gradients of 1e12."""
+    model, parts = found(make)
+    head = "head" if make is Cosine else "2.parametrizations.weight.original1"
+    assert (parts[head].role, parts[head].init) == ("output", SCALE)
+    F.cross_entropy(model(draws(4, 32)), torch.arange(4)).backward()
+    assert all(0 < float(p.grad.abs().max()) < 1e3 for p in model.parameters())
+    if make is weight_normed:
+        roles = {name.removeprefix("1.parametrizations.weight."): part.role for name, part in parts.items()}
+        assert (roles["original0"], roles["original1"]) == ("input", "hidden")
+        narrow, full = (float(made[1].weight.detach().norm(dim=1).mean()) for made in (model, make()))
+        assert narrow == pytest.approx(full, rel=0.05), "rows are as long as the target's"

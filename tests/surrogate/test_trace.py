@@ -155,6 +155,32 @@ def test_layers_whose_channels_are_halved_together_shrink_together():
     assert [roles[f"{name}.weight"] for name in ("one", "inner", "last")] == ["input", "hidden", "output"]
 
 
+class Parted(nn.Module):
+    """What torch computes in C++ with plain numbers for sizes, and experts whose outputs are gathered."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 32, 1), nn.InstanceNorm2d(32, affine=True)
+        self.pair = nn.Bilinear(32, 32, 32)
+        self.router, self.experts = nn.Linear(32, 3), nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.last = nn.Linear(32, 33)
+
+    def forward(self, x):
+        x = self.norm(self.first(x)).mean((2, 3))
+        x = self.pair(x, x)
+        _, places = self.router(x).topk(2)
+        made = torch.stack([expert(x) for expert in self.experts], 1)
+        return self.last(made.gather(1, places[..., None].expand(-1, -1, x.shape[-1])).sum(1))
+
+
+def test_norms_of_instances_bilinear_layers_and_gathered_experts():
+    roles, shapes, narrow = twin(Parted(), draws(3, 2, 4, 4))
+    assert (shapes["norm.weight"], narrow.norm.num_features) == ((16,), 16)
+    assert (shapes["pair.weight"], roles["pair.weight"]) == ((16, 16, 16), "hidden")
+    assert (shapes["experts.2.weight"], roles["experts.2.weight"]) == ((16, 16), "hidden")
+    assert (shapes["router.weight"], roles["router.weight"]) == ((3, 16), "output")
+
+
 class Written(nn.Module):
     """A forward with a number of the full width in it."""
 

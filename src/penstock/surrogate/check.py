@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from penstock.surrogate.internals import tree_leaves
 from penstock.surrogate.settings import STEPS, Surrogate
 from penstock.surrogate.task import narrowed, parts_of
 from penstock.task import Task
@@ -70,7 +71,7 @@ def coordinates(
             if all(isfinite(one) for found in changes.values() for one in found.values()):
                 break
             at *= SMALLER
-    layers = [one for one in changes[widths[0]] if all(found.get(one, 0) > 0 for found in changes.values())]
+    layers = [one for one in changes[widths[0]] if all(found.get(one, 0) != 0 for found in changes.values())]
     return [Slope(one, by := {scale: changes[scale][one] for scale in widths}, slope(by)) for one in layers]
 
 
@@ -114,7 +115,7 @@ def _changes(
         for layer, after in _activations(training, batch).items():
             if layer in before and before[layer].shape == after.shape:
                 times = parts[f"{layer}.weight"].attention if f"{layer}.weight" in parts else 1.0
-                moved = float((after - before[layer]).abs().mean())
+                moved = float((after - before[layer])[before[layer].isfinite()].abs().mean())  # masks are infinite
                 found.setdefault(layer, []).append(moved / max(times, 1.0))  # queries stand for multiples of themselves
     return {layer: mean(values) for layer, values in found.items()}
 
@@ -125,14 +126,14 @@ def _activations(training: Training, batch: Any) -> dict[str, Tensor]:
 
     def note(layer: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            one = output[0] if isinstance(output, tuple | list) and output else output
-            if isinstance(one, Tensor) and one.is_floating_point():
-                found[layer] = one.detach().float().clone()
+            tensors = [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.is_floating_point()]
+            if tensors:
+                found[layer] = tensors[0].detach().float().clone()
 
         return hook
 
     modules = training.model.named_modules()
-    inner = [(path, module) for path, module in modules if not any(module.children()) and PARAMETRIZED not in path]
+    inner = [(path, module) for path, module in modules if _is_innermost(module) and PARAMETRIZED not in path]
     hooks = [module.register_forward_hook(note(path)) for path, module in inner]
     try:
         with torch.no_grad():
@@ -141,3 +142,7 @@ def _activations(training: Training, batch: Any) -> dict[str, Tensor]:
         for hook in hooks:
             hook.remove()
     return found
+
+
+def _is_innermost(module: nn.Module) -> bool:
+    return all(isinstance(child, nn.ParameterList | nn.ParameterDict) for child in module.children())

@@ -119,7 +119,12 @@ def _numbers(model: nn.Module) -> int:
 
 
 def refuse_wrong(examined: Examined) -> None:
-    """Refuse surrogates that the check has found wrong."""
+    """Refuse surrogates that the check has found wrong, or could not look at."""
+    if not examined.slopes:
+        raise StudyError(
+            "The coordinate check finds no activation of the model: its innermost modules give no tensors of floats. "
+            "Compute its layers by modules such as nn.Linear, or leave surrogate= out."
+        )
     if examined.wrong:
         worst = examined.wrong[0]
         raise StudyError(

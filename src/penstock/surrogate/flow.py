@@ -2,6 +2,7 @@
 
 Two things follow. An output layer whose products nothing multiplies again is a last one: its initial values are zero in
 a surrogate, as the outputs that a narrow model begins with are larger (Yang et al., "Tensor Programs V", appendix D.2).
+Weights that are normalised before they are used are none: of zeros there is no direction.
 And scores of attention sum over a head size that shrinks. A user divides them by the root of it; with width they should
 go with 1/d, and as the target's at its own width. Where a head size is D in the target and d in its twin, scores that
 have the factors a(D) and a(d) are to be multiplied by D/d · a(D)/a(d): the root of D/d, for the usual factor.
@@ -26,6 +27,7 @@ Run = Callable[[nn.Module, Any], Any]
 Names = frozenset[Any]  # of parameters; the number of an attention, for what it gives
 NONE: Names = frozenset()
 MATRICES = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "linear": 0, "convolution": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
+COPIES = ("clone", "_to_copy", "_unsafe_view")  # what else is no view, and gives a weight as it is
 LAYERS = ("embedding", "lstm", "gru", "rnn", "conv", "bilinear")  # parts of names of other operators with weights
 NUDGE = 0.05  # a deviation that weights get, as those of zero would hide what they multiply
 CLOSE = 1e-9  # how far two losses in float64 lie apart, where they are equal but for rounding
@@ -75,7 +77,10 @@ class _Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = [one for one in tree_leaves(made) if isinstance(one, Tensor)]
         self._kept += [*given, *results]
         if given and all(id(one) in self._weights for one in given):
-            self._tell(self._weights, results, NONE.union(*(self._weights[id(one)] for one in given)))
+            own = NONE.union(*(self._weights[id(one)] for one in given))
+            self._tell(self._weights, results, own)
+            if name not in COPIES and func._schema.returns[0].alias_info is None:  # such as weights that are normalised
+                self.again |= own
         elif name in MATRICES:
             at = MATRICES[name]
             made = self._product(given[at], given[at + 1], [*given[:at], *given[at + 2 :]], made)
