@@ -9,6 +9,7 @@ from torch import nn
 import penstock as ps
 from penstock.report.surrogate import surrogate_facts
 from penstock.space import Space
+from penstock.surrogate import check
 from penstock.surrogate.examine import examine, refuse_wrong
 from penstock.surrogate.parametrize import Part
 from penstock.surrogate.task import narrowed
@@ -22,14 +23,19 @@ def look(task=None, space=SPACE, scale=4, **settings):
     return examine(task or Narrowable(), space, ps.Surrogate(scale=scale, **settings))
 
 
-def test_a_table_that_is_broken_fails_the_check(monkeypatch):
+def test_a_table_that_is_broken_fails_the_check_by_more_trials(monkeypatch):
+    """One that is steep by the luck of a few trials is looked at again, as a U-Net's squeeze layers were."""
+    trials, changes = [], check._changes
+    monkeypatch.setattr(check, "_changes", lambda *given: trials.append(given[-1]) or changes(*given))
     found = look()
+    assert set(trials) == {check.SEEDS}
     assert (found.family, found.scale, found.wrong) == ("SGD", 4, [])
     assert found.bytes[1] < found.bytes[0] / 5
     refuse_wrong(found)
     monkeypatch.setattr(Part, "rate", lambda part, family: part.summed)
     with pytest.raises(ps.StudyError, match=r"fail the coordinate check: the change of \d goes with"):
         refuse_wrong(look())
+    assert set(trials) == {check.SEEDS, check.MORE}
 
 
 def test_a_twin_whose_activations_are_not_finite_fails_the_check(monkeypatch):

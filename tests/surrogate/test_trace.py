@@ -204,7 +204,7 @@ def test_a_number_in_a_forward_ties_the_sizes_to_it_and_its_line_is_told():
 
 
 def test_a_model_whose_branch_depends_on_values_cannot_be_analysed():
-    with pytest.raises(Unanalysable, match=r"cannot be analysed \(.*test_trace.py:\d+\)"):
+    with pytest.raises(Unanalysable, match=r"cannot be analysed \(.*test_trace.py:\d+\): it depends on the values"):
         trace(Branching(), loss, draws(3, 32))
 
 

@@ -26,7 +26,7 @@ from penstock.training.random.generators import own_randomness
 from penstock.trial import Config
 
 STEEPEST = 0.45  # right slopes were seen up to 0.4, of narrow layers; wrong factors give a layer of 0.7 and more
-SEEDS = 3
+SEEDS, MORE = 3, 9  # trials whose changes are averaged; and where a slope is steep, which it may be by chance
 SMALLER = 0.1  # what learning rates are multiplied by where activations do not stay finite
 TRIES = 3
 PARAMETRIZED = "parametrizations."  # in the paths of modules that give weights and no activations
@@ -61,18 +61,26 @@ def coordinates(
     task: Task, config: Config, widths: Sequence[int], traced: dict[str, Any], *, device: str = "cpu", seed: int = 0
 ) -> list[Slope]:
     """The slope of every activation, by training of a few steps at several widths, whose scales are given."""
-    at = 1.0
     with own_randomness():
         data = DataCache(task, seed, torch.device(device)).get(config)
         parts = parts_of(narrowed(task, Surrogate(scale=max(widths)), traced).model(dict(config)))
         zero = {name for name, part in parts.items() if part.init == 0}  # so the target's are too, for the comparison
-        for _ in range(TRIES):
-            changes = {scale: _changes(task, config, scale, traced, device, seed, data, at, zero) for scale in widths}
-            if all(isfinite(one) for found in changes.values() for one in found.values()):
-                break
-            at *= SMALLER
-    layers = [one for one in changes[widths[0]] if all(found.get(one, 0) != 0 for found in changes.values())]
-    return [Slope(one, by := {scale: changes[scale][one] for scale in widths}, slope(by)) for one in layers]
+
+        def found(trials: int) -> list[Slope]:
+            at, changes = 1.0, dict[int, dict[str, float]]()
+            for _ in range(TRIES):
+                changes = {
+                    scale: _changes(task, config, scale, traced, device, seed, data, at, zero, trials)
+                    for scale in widths
+                }
+                if all(isfinite(one) for found in changes.values() for one in found.values()):
+                    break
+                at *= SMALLER
+            layers = [one for one in changes[widths[0]] if all(found.get(one, 0) != 0 for found in changes.values())]
+            return [Slope(one, by := {scale: changes[scale][one] for scale in widths}, slope(by)) for one in layers]
+
+        slopes = found(SEEDS)
+        return slopes if all(one.right for one in slopes) else found(MORE)
 
 
 def slope(changes: dict[int, float]) -> float:
@@ -96,10 +104,11 @@ def _changes(
     data: Any,
     at: float,
     zero: Collection[str],
+    trials: int,
 ) -> dict[str, float]:
     own = task if scale == 1 else narrowed(task, Surrogate(scale=scale), traced)
     found: dict[str, list[float]] = {}
-    for trial in range(SEEDS):
+    for trial in range(trials):
         training = Training(own, trial, config, data, seed=seed, device=torch.device(device), metric="loss", mode="min")
         training.model.train()
         parts = {} if scale == 1 else parts_of(training.model)

@@ -264,6 +264,8 @@ def trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any)
 
 
 def _first_line(error: Exception) -> str:
+    if "data-dependent" in str(error):
+        return "it depends on the values of tensors, and only sizes are known here. Define narrow(config, scale)."
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
