@@ -13,6 +13,7 @@ from penstock.surrogate import check
 from penstock.surrogate.examine import examine, refuse_wrong
 from penstock.surrogate.parametrize import Part
 from penstock.surrogate.task import narrowed
+from penstock.surrogate.twin import by_layers
 from tests.surrogate.models import Narrowable, perceptron
 from tests.surrogate.test_trace import Branching, Written
 
@@ -178,3 +179,33 @@ def test_a_narrow_of_the_users_own_is_parametrized_by_its_sizes():
     wanted = {"0.weight": 1, "2.weight": 2, "4.weight": 4}
     for name, factor in wanted.items():
         assert float(dict(narrow.named_parameters())[name].detach().std()) == pytest.approx(factor * own[name], rel=0.1)
+
+
+class Loose(Narrowable):
+    """A model whose forward depends on values, which the task narrows by itself."""
+
+    def __init__(self, width=64):
+        super().__init__(lambda: Unsteady(width))
+        self.width = width
+
+    def narrow(self, config, scale):
+        return Unsteady(self.width // scale)
+
+
+class Unsteady(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layers = perceptron(width)
+
+    def forward(self, x):
+        return self.layers(x if x.sum() > 0 else -x)
+
+
+def test_a_narrow_of_the_users_own_does_for_a_model_that_cannot_be_analysed():
+    found = look(Loose())
+    assert [part.role for part in found.parts.values()] == ["input", "input", "hidden", "input", "output", "fixed"]
+    assert not found.wrong
+    with pytest.raises(ps.StudyError, match=r"Surrogate\(scale=16\) makes layers.0.weight 4 units wide"):
+        look(Loose(), scale=16)
+    with pytest.raises(ps.TaskError, match=r"what layers.0 sums over is not known: hold it in one of torch's own"):
+        by_layers(Bare())

@@ -19,7 +19,7 @@ from penstock.seeds import key
 from penstock.space import Space
 from penstock.surrogate.check import STEEPEST, Slope, coordinates, scales
 from penstock.surrogate.internals import tree_leaves
-from penstock.surrogate.parametrize import Family, Part, family, parts
+from penstock.surrogate.parametrize import Family, Part, compared, family, parts
 from penstock.surrogate.reduce import shallower
 from penstock.surrogate.settings import NARROWEST, Surrogate
 from penstock.surrogate.task import Narrowed, narrowed, parts_of
@@ -74,7 +74,10 @@ def examine(task: Task, space: Space, surrogate: Surrogate, *, seed: int = 0, de
         refuse_lazy(target)
         _refuse_pretrained(task, target, config)
         traced = known(narrow, target, config)
-        found = parts(target, traced, surrogate.scale)
+        if own := getattr(task, "narrow", None):
+            found = compared(target, own(dict(config), surrogate.scale), traced)
+        else:
+            found = parts(target, traced, surrogate.scale)
         _refuse_fixed(task, found, traced)
         _refuse_narrow(found, surrogate.scale)
         _refuse_width_in_space(task, space, config, target, traced)

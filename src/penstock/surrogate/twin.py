@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from penstock.errors import TaskError
@@ -16,10 +17,11 @@ from penstock.surrogate.parametrize import Part, compared, parts
 from penstock.surrogate.reduce import shallower
 from penstock.surrogate.shrink import shrink
 from penstock.surrogate.task import Narrowed
-from penstock.surrogate.trace import Traced, Unanalysable, trace
+from penstock.surrogate.trace import Place, Traced, Unanalysable, trace
 from penstock.training.random.generators import own_randomness
 from penstock.trial import Config
 
+LAYERS = (nn.Linear, _ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # of torch, with matrices
 ROWS = 4  # of the batch by which a model is traced
 
 
@@ -95,14 +97,43 @@ def _rescale(model: nn.Module, found: dict[str, Part], init: dict[str, float]) -
 
 
 def known(task: Narrowed, target: nn.Module, config: Config) -> Traced:
-    """What grows with width in a model, found once for each structure."""
+    """What grows with width in a model, found once for each structure.
+
+    For a model that the user narrows it need not be found: which dimensions layers of torch's own sum over is known.
+    """
     key = structure(target)
     if key not in task._traced:
         with own_randomness():
             batch = first_batch(task.target, config)
-            task._traced[key] = trace(target, lambda model, one: task.target.loss(model, one, config), batch)
+            try:
+                task._traced[key] = trace(target, lambda model, one: task.target.loss(model, one, config), batch)
+            except Unanalysable:
+                if not hasattr(task.target, "narrow"):
+                    raise
+                task._traced[key] = by_layers(target)
     found: Traced = task._traced[key]
     return found
+
+
+def by_layers(model: nn.Module) -> Traced:
+    """What parameters of torch's own layers sum over; a model with other matrices is refused."""
+    names = {id(p): name for name, p in model.named_parameters()}  # of a tied table one name
+    summed, tables = set[Place](), set[tuple[str, str]]()
+    for path, module in model.named_modules():
+        for own, p in module._parameters.items():
+            if p is None or p.ndim < 2:
+                continue
+            at, _, name = names[id(p)].rpartition(".")
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                tables.add((at, name))
+            elif isinstance(module, LAYERS):
+                summed.add(Place(at, name, 0 if getattr(module, "transposed", False) else 1))
+            else:
+                raise Unanalysable(
+                    f"The model cannot be analysed, and what {path}.{own} sums over is not known: hold it in one of "
+                    "torch's own layers, such as nn.Linear."
+                )
+    return Traced({}, {}, {}, frozenset(), frozenset(summed), frozenset(tables))
 
 
 def first_batch(task: Any, config: Config) -> Any:
