@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -236,17 +237,26 @@ def agreement(full: Sequence[Sequence[float]], found: Sequence[Sequence[float]])
     }
 
 
+@cache
+def at_full_width(
+    make: Callable[[int], ps.Task], width: int, optimizer: str, count: int, seeds: int
+) -> list[list[float]]:
+    """The losses of configs at full width, by each seed."""
+    known = DataCache(make(width), 0, DEVICE)
+    return [[trained(make(width), one, seed, known) for one in configs(optimizer, count)] for seed in range(seeds)]
+
+
 def orders(
-    make: Callable[[int], ps.Task], width: int, optimizer: str, count: int, seeds: int, what: str
+    make: Callable[[int], ps.Task], width: int, optimizer: str, count: int, seeds: int, what: str, **more: Any
 ) -> Iterator[Row]:
     """How well the order of configs carries over from twins at S=4 and 8; regrets are in units of the loss."""
     cache = DataCache(make(width), 0, DEVICE)
     tried = configs(optimizer, count)
-    full = [[trained(make(width), one, seed, cache) for one in tried] for seed in range(seeds)]
+    full = at_full_width(make, width, optimizer, count, seeds)
     yield {"what": f"{what}, {optimizer}: seed against seed at full width", **agreement(full, full)}
     for scale in (4, 8):
         for name, task in {
-            "surrogates": narrowed(make(width), ps.Surrogate(scale=scale)),
+            "surrogates": narrowed(make(width), ps.Surrogate(scale=scale, **more)),
             "narrow, standard": make(width // scale),
         }.items():
             found = [[trained(task, one, seed, cache) for one in tried] for seed in range(seeds)]
@@ -268,13 +278,17 @@ def images() -> Iterator[Row]:
 
 
 def characters() -> Iterator[Row]:
-    """The order of 24 configs of the transformer, also with scores as the user has them; and its best learning rate."""
+    """The order of 24 configs of the transformer, also with other attention; and its best learning rate."""
     yield from orders(Characters, 128, "Adam", 24, 2, "transformer")
     with usual_attention():
-        for row in orders(Characters, 128, "Adam", 24, 2, "transformer, scores by the root of d"):
-            if "surrogates" in row["what"]:
-                yield row
+        yield from surrogates_alone(orders(Characters, 128, "Adam", 24, 2, "transformer, scores by the root of d"))
+    zeros = ("output", "query")
+    yield from surrogates_alone(orders(Characters, 128, "Adam", 24, 2, "transformer, queries of zeros", zeros=zeros))
     yield from moves(Characters, (16, 32, 128), "Adam", "transformer", seeds=2)
+
+
+def surrogates_alone(rows: Iterator[Row]) -> Iterator[Row]:
+    return (row for row in rows if "surrogates" in row["what"])
 
 
 @contextmanager
@@ -282,7 +296,7 @@ def usual_attention() -> Iterator[None]:
     """Let scores of attention be as the user has them."""
     patched: Any = twin
     found = patched.flowed
-    patched.flowed = lambda *about: replace(found(*about), attention={})
+    patched.flowed = lambda *about, **how: replace(found(*about, **how), attention={})
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from penstock.surrogate.check import STEEPEST, coordinates
 from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.task import narrowed, parts_of
 from tests.surrogate.models import Narrowable, draws
@@ -152,3 +153,44 @@ def test_weights_that_are_normalised_do_not_begin_with_zeros(make):
         assert (roles["original0"], roles["original1"]) == ("input", "hidden")
         narrow, full = (float(made[1].weight.detach().norm(dim=1).mean()) for made in (model, make()))
         assert narrow == pytest.approx(full, rel=0.05), "rows are as long as the target's"
+
+
+ALL = ("output", "biases", "query")
+
+
+class Apart(Attending):
+    """Queries, keys and values of layers of their own, and a table of positions, which is no bias."""
+
+    def __init__(self):
+        super().__init__("fused")
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.places = nn.Parameter(torch.randn(4, WIDTH))
+
+    def forward(self, x):
+        x = self.first(x.view(len(x), 4, 8)) + self.places
+        q, k, v = (one(x).view(len(x), 4, HEADS, -1).transpose(1, 2) for one in (self.q, self.k, self.v))
+        return self.last(self.out(self.attend(q, k, v).transpose(1, 2).reshape(x.shape)).mean(1))
+
+
+@pytest.mark.parametrize("kind", ["fused", "before", "torch", "apart"])
+def test_queries_and_biases_begin_with_zeros_where_that_is_asked_for(kind):
+    make = Apart if kind == "apart" else lambda: Attending(kind)
+    task = Narrowable(make)
+    model = narrowed(task, Surrogate(scale=SCALE, zeros=ALL)).model({"lr": 0.1})
+    named = dict(model.named_parameters())
+    zero = {name for name, p in named.items() if not p.any()}
+    norms = {"layer.norm1.bias", "layer.norm2.bias"} if kind == "torch" else {"normal.bias"}
+    assert {name for name in named if name.endswith("bias")} - norms <= zero | {"qkv.bias"}
+    assert "places" not in zero
+    if kind == "apart":
+        assert zero & {"q.weight", "k.weight", "v.weight"} == {"q.weight"}
+    else:
+        own = named["layer.self_attn.in_proj_weight" if kind == "torch" else "qkv.weight"]
+        rows = own.detach().abs().sum(1).view(3, -1)
+        assert [bool(one.any()) for one in rows] == [False, True, True]
+        assert bool((rows[1:] > 0).all())
+    others = narrowed(task, Surrogate(scale=SCALE)).model({"lr": 0.1})
+    assert sum(bool(p.any()) for p in others.parameters()) > sum(bool(p.any()) for p in model.parameters())
+    steep = [one.slope for one in coordinates(task, {"lr": 0.1}, [1, 2, 4], {}, zeros=ALL)]
+    assert steep
+    assert max(map(abs, steep)) < STEEPEST

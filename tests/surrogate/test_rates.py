@@ -74,7 +74,7 @@ def test_where_epsilon_is_far_above_the_gradients_a_step_is_that_of_sgd(kind, mo
                 return torch.optim.SGD(params, lr=1e-3)
             return KINDS[kind](params, lr=1e5, eps=1e8, weight_decay=0)
 
-    monkeypatch.setattr(twin, "flowed", lambda *about: Flowed())  # an output of zero would leave no gradients
+    monkeypatch.setattr(twin, "flowed", lambda *about, **how: Flowed())  # an output of zero would leave no gradients
     moved = []
     for one in ("SGD", kind):
         training = twins(Damped).make(0, {"optimizer": one})

@@ -7,7 +7,7 @@ widths, both as logarithms, is then about 0. In the standard parametrization it 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, log2
 from statistics import linear_regression, mean
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.surrogate.internals import tree_leaves
+from penstock.surrogate.parametrize import Part
 from penstock.surrogate.settings import STEPS, Surrogate
-from penstock.surrogate.task import narrowed, parts_of
+from penstock.surrogate.task import Narrowed, narrowed, parts_of
 from penstock.task import Task
 from penstock.training.data import DataCache
 from penstock.training.loop import Training
@@ -58,20 +59,26 @@ def scales(scale: int) -> list[int]:
 
 
 def coordinates(
-    task: Task, config: Config, widths: Sequence[int], traced: dict[str, Any], *, device: str = "cpu", seed: int = 0
+    task: Task,
+    config: Config,
+    widths: Sequence[int],
+    traced: dict[str, Any],
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    zeros: tuple[str, ...] = Surrogate.zeros,
 ) -> list[Slope]:
     """The slope of every activation, by training of a few steps at several widths, whose scales are given."""
     with own_randomness():
         data = DataCache(task, seed, torch.device(device)).get(config)
-        parts = parts_of(narrowed(task, Surrogate(scale=max(widths)), traced).model(dict(config)))
-        zero = {name for name, part in parts.items() if part.init == 0}  # so the target's are too, for the comparison
+        tasks = {one: narrowed(task, Surrogate(scale=one, zeros=zeros), traced) if one > 1 else task for one in widths}
+        parts = parts_of(tasks[max(widths)].model(dict(config)))
 
         def found(trials: int) -> list[Slope]:
             at, changes = 1.0, dict[int, dict[str, float]]()
             for _ in range(TRIES):
                 changes = {
-                    scale: _changes(task, config, scale, traced, device, seed, data, at, zero, trials)
-                    for scale in widths
+                    scale: _changes(own, config, device, seed, data, at, parts, trials) for scale, own in tasks.items()
                 }
                 if all(isfinite(one) for found in changes.values() for one in found.values()):
                     break
@@ -97,24 +104,26 @@ def slope(changes: dict[int, float]) -> float:
 def _changes(
     task: Task,
     config: Config,
-    scale: int,
-    traced: dict[str, Any],
     device: str,
     seed: int,
     data: Any,
     at: float,
-    zero: Collection[str],
+    zeroed: Mapping[str, Part],
     trials: int,
 ) -> dict[str, float]:
-    own = task if scale == 1 else narrowed(task, Surrogate(scale=scale), traced)
+    """How much each activation changes; what begins with zeros in twins does so in the target, for the comparison."""
     found: dict[str, list[float]] = {}
     for trial in range(trials):
-        training = Training(own, trial, config, data, seed=seed, device=torch.device(device), metric="loss", mode="min")
+        training = Training(
+            task, trial, config, data, seed=seed, device=torch.device(device), metric="loss", mode="min"
+        )
         training.model.train()
-        parts = {} if scale == 1 else parts_of(training.model)
+        parts = parts_of(training.model) if isinstance(task, Narrowed) else {}
         for name, p in training.model.named_parameters():
-            if name in zero:
+            if not parts and zeroed[name].init == 0:
                 p.data.zero_()
+            elif not parts and (rows := zeroed[name].rows[0]):
+                p.data[list(rows)] = 0.0
         for group in training.optimizer.param_groups:
             group["lr"] = group["lr"] * at
         batch = next(iter(data.train.batches(0, 0, training.batch_size)))

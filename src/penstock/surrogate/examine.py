@@ -93,7 +93,7 @@ def examine(task: Task, space: Space, surrogate: Surrogate, *, seed: int = 0, de
         if timed is None:  # no device holds the target: four widths or more are compared without it
             whole = round(held * _numbers(target) / _numbers(one.model))
             widths, on = (widths[1:], device) if len(widths) > 3 else (widths, "cpu")
-    slopes = coordinates(task, config, widths, narrow._traced, device=on, seed=seed)
+    slopes = coordinates(task, config, widths, narrow._traced, device=on, seed=seed, zeros=surrogate.zeros)
     return Examined(narrow, config, surrogate.scale, of, found, tuple(slopes), (whole, bytes), (slow, seconds), fewer)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -33,19 +34,31 @@ def twin(task: Narrowed, target: nn.Module, config: Config) -> tuple[nn.Module, 
         shallower(target, task.surrogate.depth)
     traced = known(task, target, config)
     found = parts(target, traced, scale)
-    key = f"flow {scale} {structure(target)}"
+    queries = "query" in task.surrogate.zeros
+    key = f"flow {scale} {queries} {structure(target)}"
     whole = None if key in task._traced else copy.deepcopy(target)
     model = shrink(target, traced, scale)
     if whole is not None:
         batch = first_batch(task.target, config)
-        task._traced[key] = flowed(whole, model, lambda one, rows: task.target.loss(one, rows, config), batch)
-    flow: Flowed = task._traced[key]
-    found = {
-        name: replace(part, last=name in flow.last, attention=flow.attention.get(name, 1.0))
-        for name, part in found.items()
-    }
+
+        def run(one: nn.Module, rows: Any) -> Any:
+            return task.target.loss(one, rows, config)
+
+        task._traced[key] = flowed(whole, model, run, batch, queries=queries)
+    found = {name: _with(part, name, task._traced[key], task.surrogate.zeros) for name, part in found.items()}
     _rescale(model, found, {name: part.init for name, part in found.items()})
     return model, found
+
+
+def _with(part: Part, name: str, flow: Flowed, zeros: Collection[str]) -> Part:
+    """A part with what follows from the order of products."""
+    return replace(
+        part,
+        last=name in flow.last and "output" in zeros,
+        attention=flow.attention.get(name, 1.0),
+        zero=name in flow.biases and "biases" in zeros,
+        rows=flow.queries.get(name, part.rows) if "query" in zeros else part.rows,
+    )
 
 
 def refuse_lazy(model: nn.Module) -> None:
@@ -91,6 +104,8 @@ def _rescale(model: nn.Module, found: dict[str, Part], init: dict[str, float]) -
         for name, p in model.named_parameters():
             if init[name] != 1:
                 p.mul_(init[name])
+            if rows := found[name].rows[1]:
+                p[list(rows)] = 0.0
     for name, part in found.items():
         if part.role == "tied":
             _multiply(model, name, part.multiplier)
