@@ -32,7 +32,7 @@ PROCESSES = 16
 class Pool:
     """Workers that each train one trial; started once, since sixteen of them take long to import torch."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, count: int = PROCESSES) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mps"))
         self.workers: list[subprocess.Popen[str]] = []
         self.environment = dict(os.environ, OMP_NUM_THREADS="1")
@@ -46,7 +46,7 @@ class Pool:
             self.control("-d")
         try:
             benchmark = ["--benchmark"] if torch.backends.cudnn.benchmark else []
-            for trial in range(PROCESSES):
+            for trial in range(count):
                 with open(self.folder / f"{trial}.err", "w") as errors:
                     self.workers.append(
                         subprocess.Popen(
@@ -111,7 +111,7 @@ pools: list[Pool] = []
 
 def mps(network: Network, size: int, precision: str) -> Row:
     if not pools:
-        pools.append(Pool(network.device))
+        pools.append(Pool(network.device, size))
     curve, control = expected(network, precision, size - 1)
     cuda = network.device.type == "cuda"
     task = {"network": network.name, "precision": precision, "batch_size": network.batch_size}

@@ -6,10 +6,12 @@ On one core of a CPU, in minutes each; output, characters and wide take up to ha
   rates        the best learning rate by width, in the standard parametrization and in this one: MLP, SGD and Adam
   wide         likewise for a target of 2,048 and a twin of 256, by Adam
   output       the same with last layers by the table, natural, or of zeros; and slopes of the coordinate check
+  seeds        what of the move at S=8 is noise, by eight seeds
   epsilon      the same with an epsilon of 0.01, with its factor and without
   ranks        Spearman's correlation of configs at S=4 and 8 with full width, beside that of another seed: MLP
   images       likewise for a CNN with BatchNorm, and its best learning rate by width
   characters   likewise for a character transformer, with scores of attention as 1/d and as the user has them
+  size         figure 3: the operations and bytes of a step of ResNet-18, by scale
   cost         seconds of tracing and of the check, and their part of a study
   transfer     makespan of a study on 8 simulated devices: eager transfer, transfer at the end, and no surrogates
   shards       makespan on 8 simulated devices, of which a target takes all and a surrogate one
@@ -30,6 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ import numpy as np
 import torch
 
 import penstock as ps
+from bench.networks import FullResNet18
 from bench.twins import Characters, Digits, Images
 from penstock.algorithms.spearman import spearman
 from penstock.errors import PenstockError
@@ -57,6 +61,7 @@ STEPS = 150
 Row = dict[str, Any]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GRIDS = {"SGD": (-4.0, 0.0), "Adam": (-11.0, -6.5)}  # powers of 2 between which learning rates are tried
+CNN = (-9.5, -3.5)  # the same of the CNN, by Adam
 
 
 def trained(task: ps.Task, config: Config, seed: int, cache: DataCache) -> float:
@@ -103,13 +108,11 @@ def moves(
     """How far the best learning rate moves between the narrowest width and the widest, which is the target."""
     target = max(widths)
     cache = DataCache(make(target), 0, DEVICE)
+    known = best_rates(make(target), optimizer, seeds, cache, **more)
     for ours in (False, True):
-        best: dict[int, float] = {}
-        each: dict[int, list[float]] = {}
-        for width in widths:
-            task = make(width)
-            if ours and width != target:
-                task = narrowed(make(target), ps.Surrogate(scale=target // width))
+        best, each = {target: known[0]}, {target: known[1]}
+        for width in sorted({*widths} - {target}, reverse=True):
+            task = narrowed(make(target), ps.Surrogate(scale=target // width)) if ours else make(width)
             best[width], each[width] = best_rates(task, optimizer, seeds, cache, **more)
         told = " ".join(
             f"{width}: {one:.2f} ({min(each[width]):.2f}…{max(each[width]):.2f})" for width, one in best.items()
@@ -172,21 +175,40 @@ def output() -> Iterator[Row]:
             }
 
 
+@contextmanager
+def tried_between(powers: tuple[float, float]) -> Iterator[None]:
+    """Let Adam's learning rates lie between other powers of 2."""
+    before, GRIDS["Adam"] = GRIDS["Adam"], powers
+    try:
+        yield
+    finally:
+        GRIDS["Adam"] = before
+
+
 def epsilon() -> Iterator[Row]:
     """The best learning rate with an epsilon of 0.01, with its factor and without."""
-    low, high = GRIDS["Adam"]
-    GRIDS["Adam"] = (low, high + 2)
     patched: Any = Part
     factor = Part.factor
     try:
         for kind in ("with its factor", "without"):
             if kind == "without":
                 patched.factor = lambda part, family: Factor(factor(part, family).rate)
-            *_, ours = moves(Digits, (64, 512), "Adam", f"MLP, epsilon {kind}", eps=0.01)
+            with tried_between((-11.0, -4.5)):
+                *_, ours = moves(Digits, (64, 512), "Adam", f"MLP, epsilon {kind}", eps=0.01)
             yield ours
     finally:
         patched.factor = factor
-        GRIDS["Adam"] = (low, high)
+
+
+def seeds(count: int = 8) -> Iterator[Row]:
+    """How far the best rate moves at S=8 in the mean of many seeds' own fits, and its standard error as a factor."""
+    cache = DataCache(Digits(), 0, DEVICE)
+    for optimizer in ("SGD", "Adam"):
+        tasks = Digits(), narrowed(Digits(), ps.Surrogate(scale=8))
+        full, narrow = (np.array(best_rates(task, optimizer, count, cache)[1]) for task in tasks)
+        error = math.sqrt((full.var(ddof=1) + narrow.var(ddof=1)) / count)
+        moved = 2 ** abs(float(full.mean() - narrow.mean()))
+        yield {"what": f"MLP, {optimizer}, {count} seeds", "moves by": moved, "give or take": 2**error}
 
 
 def configs(optimizer: str, count: int) -> list[Config]:
@@ -204,30 +226,37 @@ def configs(optimizer: str, count: int) -> list[Config]:
 
 
 def agreement(full: Sequence[Sequence[float]], found: Sequence[Sequence[float]]) -> Row:
-    """Spearman's correlation of each order with that of the means at full width, and the regret of each best: means."""
-    means = np.mean(full, 0)
-    regrets = [float(means[int(np.argmin(one))] - means.min()) for one in found]
+    """Spearman's correlation of each order with those of other seeds at full width, and each best's regret: means.
+
+    So an order of twins is compared as one of full width is, and shares neither weights nor batches with the other.
+    """
+    pairs = [(one, other) for i, one in enumerate(found) for j, other in enumerate(full) if i != j]
     return {
-        "spearman": float(np.mean([spearman(means.tolist(), one) for one in found])),
-        "regret": float(np.mean(regrets)),
+        "spearman": float(np.mean([spearman(one, other) for one, other in pairs])),
+        "regret": float(np.mean([other[int(np.argmin(one))] - min(other) for one, other in pairs])),
     }
 
 
+@cache
+def at_full_width(
+    make: Callable[[int], ps.Task], width: int, optimizer: str, count: int, seeds: int
+) -> list[list[float]]:
+    """The losses of configs at full width, by each seed."""
+    known = DataCache(make(width), 0, DEVICE)
+    return [[trained(make(width), one, seed, known) for one in configs(optimizer, count)] for seed in range(seeds)]
+
+
 def orders(
-    make: Callable[[int], ps.Task], width: int, optimizer: str, count: int, seeds: int, what: str
+    make: Callable[[int], ps.Task], width: int, optimizer: str, count: int, seeds: int, what: str, **more: Any
 ) -> Iterator[Row]:
     """How well the order of configs carries over from twins at S=4 and 8; regrets are in units of the loss."""
     cache = DataCache(make(width), 0, DEVICE)
     tried = configs(optimizer, count)
-    full = [[trained(make(width), one, seed, cache) for one in tried] for seed in range(seeds)]
-    pairs = [(i, j) for i in range(seeds) for j in range(seeds) if i != j]
-    known = [spearman(full[i], full[j]) for i, j in pairs]
-    regrets = [full[j][int(np.argmin(full[i]))] - min(full[j]) for i, j in pairs]
-    mean = {"spearman": float(np.mean(known)), "regret": float(np.mean(regrets))}
-    yield {"what": f"{what}, {optimizer}: seed against seed at full width", **mean}
+    full = at_full_width(make, width, optimizer, count, seeds)
+    yield {"what": f"{what}, {optimizer}: seed against seed at full width", **agreement(full, full)}
     for scale in (4, 8):
         for name, task in {
-            "surrogates": narrowed(make(width), ps.Surrogate(scale=scale)),
+            "surrogates": narrowed(make(width), ps.Surrogate(scale=scale, **more)),
             "narrow, standard": make(width // scale),
         }.items():
             found = [[trained(task, one, seed, cache) for one in tried] for seed in range(seeds)]
@@ -244,17 +273,22 @@ def images() -> Iterator[Row]:
     """The order of 24 configs of the CNN, and its best learning rate."""
     for optimizer in ("SGD", "Adam"):
         yield from orders(Images, 32, optimizer, 24, 2, "CNN")
-    yield from moves(Images, (4, 8, 32), "Adam", "CNN", seeds=2)
+    with tried_between(CNN):
+        yield from moves(Images, (4, 8, 32), "Adam", "CNN", seeds=2)
 
 
 def characters() -> Iterator[Row]:
-    """The order of 24 configs of the transformer, also with scores as the user has them; and its best learning rate."""
+    """The order of 24 configs of the transformer, also with other attention; and its best learning rate."""
     yield from orders(Characters, 128, "Adam", 24, 2, "transformer")
     with usual_attention():
-        for row in orders(Characters, 128, "Adam", 24, 2, "transformer, scores by the root of d"):
-            if "surrogates" in row["what"]:
-                yield row
+        yield from surrogates_alone(orders(Characters, 128, "Adam", 24, 2, "transformer, scores by the root of d"))
+    zeros = ("output", "query")
+    yield from surrogates_alone(orders(Characters, 128, "Adam", 24, 2, "transformer, queries of zeros", zeros=zeros))
     yield from moves(Characters, (16, 32, 128), "Adam", "transformer", seeds=2)
+
+
+def surrogates_alone(rows: Iterator[Row]) -> Iterator[Row]:
+    return (row for row in rows if "surrogates" in row["what"])
 
 
 @contextmanager
@@ -262,11 +296,40 @@ def usual_attention() -> Iterator[None]:
     """Let scores of attention be as the user has them."""
     patched: Any = twin
     found = patched.flowed
-    patched.flowed = lambda *about: replace(found(*about), attention={})
+    patched.flowed = lambda *about, **how: replace(found(*about, **how), attention={})
     try:
         yield
     finally:
         patched.flowed = found
+
+
+def size() -> Iterator[Row]:
+    """What a step of ResNet-18 takes, of one image of 32×32; activations are what is kept for the backward pass."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    target, config = FullResNet18(), {"lr": 0.1, "momentum": 0.9}
+    whole: Row = {}
+    for scale in (1, 2, 4, 8, 16):
+        model = (target if scale == 1 else narrowed(target, ps.Surrogate(scale=scale))).model(config)
+        kept: dict[int, int] = {}
+        own = {p.data_ptr() for p in model.parameters()}
+
+        def keep(one: torch.Tensor, kept: dict[int, int] = kept, own: set[int] = own) -> torch.Tensor:
+            if one.data_ptr() not in own:
+                kept[one.data_ptr()] = one.nbytes
+            return one
+
+        count = FlopCounterMode(display=False)
+        with count, torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+            loss = target.loss(model, (torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)), config)
+            loss.backward()  # type: ignore[no-untyped-call]
+        numbers = {
+            "GFLOP": count.get_total_flops() / 2e9,
+            "MB of parameters": sum(p.nbytes for p in model.parameters()) / 1e6,
+            "MB of activations": sum(kept.values()) / 2e6,
+        }
+        whole = whole or numbers
+        yield {"what": f"S={scale}", **numbers, "times fewer operations": whole["GFLOP"] / numbers["GFLOP"]}
 
 
 def cost() -> Iterator[Row]:
@@ -405,10 +468,12 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "rates": rates,
     "wide": wide,
     "output": output,
+    "seeds": seeds,
     "epsilon": epsilon,
     "ranks": ranks,
     "images": images,
     "characters": characters,
+    "size": size,
     "cost": cost,
     "transfer": transfer,
     "shards": shards,

@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
+from penstock.surrogate.check import STEEPEST, coordinates
 from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.task import narrowed, parts_of
 from tests.surrogate.models import Narrowable, draws
@@ -121,3 +123,74 @@ def test_last_layers_begin_with_zeros_and_those_that_are_multiplied_again_do_not
     loss = F.cross_entropy(model(draws(4, 32)), torch.arange(4))
     loss.backward()
     assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+class Cosine(nn.Module):
+    """A head whose weights are normalised in the forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(32, WIDTH), nn.Parameter(torch.randn(10, WIDTH))
+
+    def forward(self, x):
+        return F.linear(F.normalize(self.first(x)), F.normalize(self.head))
+
+
+def weight_normed():
+    return nn.Sequential(*(weight_norm(nn.Linear(*sizes)) for sizes in ((32, WIDTH), (WIDTH, WIDTH), (WIDTH, 10))))
+
+
+@pytest.mark.parametrize("make", [Cosine, weight_normed])
+def test_weights_that_are_normalised_do_not_begin_with_zeros(make):
+    """Zeros have no direction: by weight norm all outputs were NaN, and normalize gives them gradients of 1e12."""
+    model, parts = found(make)
+    head = "head" if make is Cosine else "2.parametrizations.weight.original1"
+    assert (parts[head].role, parts[head].init) == ("output", SCALE)
+    F.cross_entropy(model(draws(4, 32)), torch.arange(4)).backward()
+    assert all(0 < float(p.grad.abs().max()) < 1e3 for p in model.parameters())
+    if make is weight_normed:
+        roles = {name.removeprefix("1.parametrizations.weight."): part.role for name, part in parts.items()}
+        assert (roles["original0"], roles["original1"]) == ("input", "hidden")
+        narrow, full = (float(made[1].weight.detach().norm(dim=1).mean()) for made in (model, make()))
+        assert narrow == pytest.approx(full, rel=0.05), "rows are as long as the target's"
+
+
+ALL = ("output", "biases", "query")
+
+
+class Apart(Attending):
+    """Queries, keys and values of layers of their own, and a table of positions, which is no bias."""
+
+    def __init__(self):
+        super().__init__("fused")
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.places = nn.Parameter(torch.randn(4, WIDTH))
+
+    def forward(self, x):
+        x = self.first(x.view(len(x), 4, 8)) + self.places
+        q, k, v = (one(x).view(len(x), 4, HEADS, -1).transpose(1, 2) for one in (self.q, self.k, self.v))
+        return self.last(self.out(self.attend(q, k, v).transpose(1, 2).reshape(x.shape)).mean(1))
+
+
+@pytest.mark.parametrize("kind", ["fused", "before", "torch", "apart"])
+def test_queries_and_biases_begin_with_zeros_where_that_is_asked_for(kind):
+    make = Apart if kind == "apart" else lambda: Attending(kind)
+    task = Narrowable(make)
+    model = narrowed(task, Surrogate(scale=SCALE, zeros=ALL)).model({"lr": 0.1})
+    named = dict(model.named_parameters())
+    zero = {name for name, p in named.items() if not p.any()}
+    norms = {"layer.norm1.bias", "layer.norm2.bias"} if kind == "torch" else {"normal.bias"}
+    assert {name for name in named if name.endswith("bias")} - norms <= zero | {"qkv.bias"}
+    assert "places" not in zero
+    if kind == "apart":
+        assert zero & {"q.weight", "k.weight", "v.weight"} == {"q.weight"}
+    else:
+        own = named["layer.self_attn.in_proj_weight" if kind == "torch" else "qkv.weight"]
+        rows = own.detach().abs().sum(1).view(3, -1)
+        assert [bool(one.any()) for one in rows] == [False, True, True]
+        assert bool((rows[1:] > 0).all())
+    others = narrowed(task, Surrogate(scale=SCALE)).model({"lr": 0.1})
+    assert sum(bool(p.any()) for p in others.parameters()) > sum(bool(p.any()) for p in model.parameters())
+    steep = [one.slope for one in coordinates(task, {"lr": 0.1}, [1, 2, 4], {}, zeros=ALL)]
+    assert steep
+    assert max(map(abs, steep)) < STEEPEST

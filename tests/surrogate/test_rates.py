@@ -9,9 +9,12 @@ from penstock.surrogate.flow import Flowed
 from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.task import narrowed
 from penstock.training.check import describe
+from penstock.training.fused import compiled
+from penstock.training.fused.agreement import agree_plain
 from penstock.training.fused.ways import Native
 from penstock.training.rates import PLAIN, Factor, at_rates
 from tests.surrogate.models import KINDS, Doubles, perceptron
+from tests.training.fused.test_compiled import made
 from tests.training.together import Alone, Together, Trials
 
 NAMES = [name for name in KINDS if name != "LBFGS"]
@@ -71,7 +74,7 @@ def test_where_epsilon_is_far_above_the_gradients_a_step_is_that_of_sgd(kind, mo
                 return torch.optim.SGD(params, lr=1e-3)
             return KINDS[kind](params, lr=1e5, eps=1e8, weight_decay=0)
 
-    monkeypatch.setattr(twin, "flowed", lambda *about: Flowed())  # an output of zero would leave no gradients
+    monkeypatch.setattr(twin, "flowed", lambda *about, **how: Flowed())  # an output of zero would leave no gradients
     moved = []
     for one in ("SGD", kind):
         training = twins(Damped).make(0, {"optimizer": one})
@@ -133,3 +136,17 @@ def test_a_state_goes_on_at_the_same_rates_and_a_target_has_another_signature():
     signatures = [describe(one, [], train=False).signature for one in (target, trials.make(0, config), plain)]
     assert None not in signatures
     assert len({*signatures}) == 3
+
+
+def test_a_compiled_step_takes_the_factors_as_they_are_at_each_step(monkeypatch):
+    """OneCycle changes the learning rate at each; Inductor itself is left out, as it takes seconds."""
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, given: graph)
+    monkeypatch.setattr(compiled, "_leave_alone", lambda graph: None)
+    trials = twins()
+    pair = [trials.make(number, {"optimizer": "AdamW", "lr": lr}) for number, lr in enumerate((0.01, 0.003))]
+    together = Together(Native).enter(*pair).step(2)
+    step, inputs = made(together.fused, compiled.CompiledStep)
+    agree_plain(step.step, step, inputs)
+    again = made(together.step(3).fused)[1]
+    assert step.takes(again)
+    agree_plain(step.step, step, again)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -68,7 +69,7 @@ REDUCED = variant_of(8, reduced=True)
 
 def test_a_surrogate_has_fewer_blocks_rows_and_pixels_and_the_rows_of_the_others(monkeypatch, long_enough):
     monkeypatch.setattr(transfer, "ASSUMED", -1.0)  # any order is good enough
-    made = study()
+    made = study(keep=40)
     result = made.run(progress=False, sharing="fused")
     events = log()
     (settings,) = [event.settings["surrogate"] for event in events if isinstance(event, Opened)]
@@ -84,6 +85,10 @@ def test_a_surrogate_has_fewer_blocks_rows_and_pixels_and_the_rows_of_the_others
         assert len(trained.model.blocks) == 2
         assert trial.metrics["loss"] == pytest.approx(curve[0]["loss"], abs=1e-5)
     assert len(result.best.model().blocks) == 4
+    best = next(trial for trial in result.surrogate.kept if trial.scale == 8)
+    model, (_, (x, y)) = best.model(), task.data({})
+    assert len(model.blocks) == 2
+    assert float(F.cross_entropy(model(x), y).detach()) == pytest.approx(best.metrics["loss"], abs=1e-5)
     with pytest.raises(ps.StudyError, match=r"exists with surrogate=.*data=0.5.* got surrogate=.*data=0.25"):
         study(surrogate=ps.Surrogate(scale=8, best=2, depth=2, data=0.25, resolution=0.5)).run(progress=False)
 

@@ -112,6 +112,75 @@ def test_a_recurrent_layer_keeps_its_gates():
     assert torch.equal(narrow.memory.bias_ih_l0 == 7.0, torch.arange(128) // 32 == 1)
 
 
+class Cells(nn.Module):
+    """A recurrent cell in a loop, which makes its first state or is given one."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.cell, self.last = kind(2, 64), nn.Linear(64, 33)
+
+    def forward(self, x):
+        state = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return self.last(state[0] if isinstance(state, tuple) else state)
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.RNNCell, 1), (nn.GRUCell, 3), (nn.LSTMCell, 4)])
+def test_a_recurrent_cell_in_a_loop_keeps_its_gates(kind, gates):
+    roles, shapes, narrow = twin(Cells(kind), draws(3, 4, 2))
+    assert (shapes["cell.weight_ih"], shapes["cell.weight_hh"]) == ((gates * 32, 2), (gates * 32, 32))
+    assert (roles["cell.weight_ih"], roles["cell.weight_hh"]) == ("input", "hidden")
+    assert (narrow.cell.hidden_size, narrow.cell.input_size) == (32, 2)
+
+
+class Shuffled(nn.Module):
+    """A half of the channels goes through a layer, as in ShuffleNet; the other half may be of two layers before."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Conv2d(2, 32, 1), nn.Conv2d(2, 32, 1)
+        self.inner, self.last = nn.Conv2d(32, 32, 1), nn.Linear(64, 33)
+
+    def forward(self, x):
+        left, right = torch.cat([self.one(x), self.other(x)], 1).chunk(2, 1)
+        x = torch.cat([left, self.inner(right)], 1)
+        b, c, h, w = x.shape
+        return self.last(x.view(b, 2, c // 2, h, w).transpose(1, 2).reshape(b, c, h, w).mean((2, 3)))
+
+
+def test_layers_whose_channels_are_halved_together_shrink_together():
+    roles, shapes, _ = twin(Shuffled(), draws(3, 2, 4, 4))
+    assert [shapes[f"{name}.weight"][0] for name in ("one", "other", "inner")] == [16, 16, 16]
+    assert [roles[f"{name}.weight"] for name in ("one", "inner", "last")] == ["input", "hidden", "output"]
+
+
+class Parted(nn.Module):
+    """What torch computes in C++ with plain numbers for sizes, and experts whose outputs are gathered."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 32, 1), nn.InstanceNorm2d(32, affine=True)
+        self.pair = nn.Bilinear(32, 32, 32)
+        self.router, self.experts = nn.Linear(32, 3), nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.last = nn.Linear(32, 33)
+
+    def forward(self, x):
+        x = self.norm(self.first(x)).mean((2, 3))
+        x = self.pair(x, x)
+        _, places = self.router(x).topk(2)
+        made = torch.stack([expert(x) for expert in self.experts], 1)
+        return self.last(made.gather(1, places[..., None].expand(-1, -1, x.shape[-1])).sum(1))
+
+
+def test_norms_of_instances_bilinear_layers_and_gathered_experts():
+    roles, shapes, narrow = twin(Parted(), draws(3, 2, 4, 4))
+    assert (shapes["norm.weight"], narrow.norm.num_features) == ((16,), 16)
+    assert (shapes["pair.weight"], roles["pair.weight"]) == ((16, 16, 16), "hidden")
+    assert (shapes["experts.2.weight"], roles["experts.2.weight"]) == ((16, 16), "hidden")
+    assert (shapes["router.weight"], roles["router.weight"]) == ((3, 16), "output")
+
+
 class Written(nn.Module):
     """A forward with a number of the full width in it."""
 
@@ -135,7 +204,7 @@ def test_a_number_in_a_forward_ties_the_sizes_to_it_and_its_line_is_told():
 
 
 def test_a_model_whose_branch_depends_on_values_cannot_be_analysed():
-    with pytest.raises(Unanalysable, match=r"cannot be analysed \(.*test_trace.py:\d+\)"):
+    with pytest.raises(Unanalysable, match=r"cannot be analysed \(.*test_trace.py:\d+\): it depends on the values"):
         trace(Branching(), loss, draws(3, 32))
 
 

@@ -45,7 +45,7 @@ def surrogate_facts(found: Examined) -> dict[str, Any]:
         "check": [
             {"layer": one.layer, "slope": one.slope, "right": one.right, "changes": one.changes} for one in found.slopes
         ],
-        "right": not found.wrong,
+        "right": bool(found.slopes) and not found.wrong,
         "fewer": dict(found.reduced),
         "bytes": {"target": found.bytes[0], "surrogate": found.bytes[1]},
         "seconds": {"target": found.seconds[0], "surrogate": found.seconds[1]},
@@ -67,6 +67,8 @@ def said(facts: dict[str, Any]) -> list[str]:
     if wrong:
         worst = max(wrong, key=lambda one: abs(one["slope"]))
         verdict = f"The coordinate check is failed: the slope of {worst['layer']} over widths is {worst['slope']:.2f}."
+    elif not facts["check"]:
+        verdict = "The coordinate check is failed: no module of the model gives a tensor of floats."
     bytes, seconds = facts["bytes"], facts["seconds"]
     return [
         verdict,
@@ -108,12 +110,15 @@ def check_rows(facts: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for one in facts["check"]:
         changes = [log2(change) for _, change in sorted(one["changes"].items(), reverse=True)]
-        least = min(changes)
-        span = max(max(changes) - least, len(changes) - 1.0)
+        drawn = "not finite"
+        if all(map(isfinite, changes)):
+            least = min(changes)
+            span = max(max(changes) - least, len(changes) - 1.0)
+            drawn = spark(changes, least, least + span, len(changes))
         rows.append(
             {
                 "activation": one["layer"] or "model",
-                "change, narrow to wide": spark(changes, least, least + span, len(changes)),
+                "change, narrow to wide": drawn,
                 "slope": f"{one['slope']:.2f}",
                 "right": "yes" if one["right"] else "no",
             }

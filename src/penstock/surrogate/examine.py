@@ -19,7 +19,7 @@ from penstock.seeds import key
 from penstock.space import Space
 from penstock.surrogate.check import STEEPEST, Slope, coordinates, scales
 from penstock.surrogate.internals import tree_leaves
-from penstock.surrogate.parametrize import Family, Part, family, parts
+from penstock.surrogate.parametrize import Family, Part, compared, family, parts
 from penstock.surrogate.reduce import shallower
 from penstock.surrogate.settings import NARROWEST, Surrogate
 from penstock.surrogate.task import Narrowed, narrowed, parts_of
@@ -74,7 +74,10 @@ def examine(task: Task, space: Space, surrogate: Surrogate, *, seed: int = 0, de
         refuse_lazy(target)
         _refuse_pretrained(task, target, config)
         traced = known(narrow, target, config)
-        found = parts(target, traced, surrogate.scale)
+        if own := getattr(task, "narrow", None):
+            found = compared(target, own(dict(config), surrogate.scale), traced)
+        else:
+            found = parts(target, traced, surrogate.scale)
         _refuse_fixed(task, found, traced)
         _refuse_narrow(found, surrogate.scale)
         _refuse_width_in_space(task, space, config, target, traced)
@@ -90,7 +93,7 @@ def examine(task: Task, space: Space, surrogate: Surrogate, *, seed: int = 0, de
         if timed is None:  # no device holds the target: four widths or more are compared without it
             whole = round(held * _numbers(target) / _numbers(one.model))
             widths, on = (widths[1:], device) if len(widths) > 3 else (widths, "cpu")
-    slopes = coordinates(task, config, widths, narrow._traced, device=on, seed=seed)
+    slopes = coordinates(task, config, widths, narrow._traced, device=on, seed=seed, zeros=surrogate.zeros)
     return Examined(narrow, config, surrogate.scale, of, found, tuple(slopes), (whole, bytes), (slow, seconds), fewer)
 
 
@@ -119,7 +122,12 @@ def _numbers(model: nn.Module) -> int:
 
 
 def refuse_wrong(examined: Examined) -> None:
-    """Refuse surrogates that the check has found wrong."""
+    """Refuse surrogates that the check has found wrong, or could not look at."""
+    if not examined.slopes:
+        raise StudyError(
+            "The coordinate check finds no activation of the model: its innermost modules give no tensors of floats. "
+            "Compute its layers by modules such as nn.Linear, or leave surrogate= out."
+        )
     if examined.wrong:
         worst = examined.wrong[0]
         raise StudyError(

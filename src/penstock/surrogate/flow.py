@@ -2,6 +2,7 @@
 
 Two things follow. An output layer whose products nothing multiplies again is a last one: its initial values are zero in
 a surrogate, as the outputs that a narrow model begins with are larger (Yang et al., "Tensor Programs V", appendix D.2).
+Weights that are normalised before they are used are none: of zeros there is no direction.
 And scores of attention sum over a head size that shrinks. A user divides them by the root of it; with width they should
 go with 1/d, and as the target's at its own width. Where a head size is D in the target and d in its twin, scores that
 have the factors a(D) and a(d) are to be multiplied by D/d · a(D)/a(d): the root of D/d, for the usual factor.
@@ -10,9 +11,9 @@ have the factors a(D) and a(d) are to be multiplied by D/d · a(D)/a(d): the roo
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from penstock.surrogate.internals import TorchDispatchMode, tree_leaves, tree_map_only
+from penstock.surrogate.queries import Rows, query_rows
 from penstock.training.random.generators import own_randomness, seed_everything
 
 Run = Callable[[nn.Module, Any], Any]
 Names = frozenset[Any]  # of parameters; the number of an attention, for what it gives
 NONE: Names = frozenset()
 MATRICES = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "linear": 0, "convolution": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
+COPIES = ("clone", "_to_copy", "_unsafe_view")  # what else is no view, and gives a weight as it is
 LAYERS = ("embedding", "lstm", "gru", "rnn", "conv", "bilinear")  # parts of names of other operators with weights
 NUDGE = 0.05  # a deviation that weights get, as those of zero would hide what they multiply
 CLOSE = 1e-9  # how far two losses in float64 lie apart, where they are equal but for rounding
@@ -33,21 +36,31 @@ CLOSE = 1e-9  # how far two losses in float64 lie apart, where they are equal bu
 
 @dataclass
 class Attention:
-    """The parameters that make its scores, its values and what is made of its output; its head size, scores' factor."""
+    """The parameters that make its scores, its values and what is made of its output; its queries, scores' factor."""
 
     scores: Names
-    size: int
+    left: Tensor
     factor: float
     values: Names = NONE
     out: Names = NONE
 
+    @property
+    def size(self) -> int:
+        """The size of a head."""
+        return self.left.shape[-1]
+
 
 @dataclass(frozen=True)
 class Flowed:
-    """What was found: the parameters of last layers; and by parameter, what attention multiplies it by."""
+    """What was found: the parameters of last layers, biases; and by parameter, what attention multiplies it by.
+
+    ``queries`` has the rows that make queries, in the target and in its twin.
+    """
 
     last: frozenset[str] = NONE
     attention: Mapping[str, float] = field(default_factory=dict)
+    biases: frozenset[str] = NONE
+    queries: Mapping[str, tuple[Rows, Rows]] = field(default_factory=dict)
 
 
 class _Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -57,6 +70,7 @@ class _Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.times = times or {}
         self.products: set[str] = set()  # parameters that tensors are multiplied by
+        self.biases: set[str] = set()
         self.again: set[Any] = set()  # sources of tensors that a product takes
         self.attentions: list[Attention] = []
         self._kept: list[Any] = []  # tensors, alive so that their ids stay their own
@@ -75,7 +89,10 @@ class _Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = [one for one in tree_leaves(made) if isinstance(one, Tensor)]
         self._kept += [*given, *results]
         if given and all(id(one) in self._weights for one in given):
-            self._tell(self._weights, results, NONE.union(*(self._weights[id(one)] for one in given)))
+            own = NONE.union(*(self._weights[id(one)] for one in given))
+            self._tell(self._weights, results, own)
+            if name not in COPIES and func._schema.returns[0].alias_info is None:  # such as weights that are normalised
+                self.again |= own
         elif name in MATRICES:
             at = MATRICES[name]
             made = self._product(given[at], given[at + 1], [*given[:at], *given[at + 2 :]], made)
@@ -95,6 +112,7 @@ class _Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if len(taken) == 1 and isinstance(number := next(iter(taken)), int):
                 self.attentions[number].out |= own
             biases = NONE.union(*(self._weights.get(id(one), NONE) for one in others))
+            self.biases |= biases
             self._sources[id(made)] = own | biases
             return made
         shared = self._shares.get(id(left))
@@ -106,7 +124,7 @@ class _Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = len(self.attentions)
         sources = self._sources.get(id(left), NONE) | self._sources.get(id(right), NONE)
         factor = self._factor.get(id(left), 1.0) * self._factor.get(id(right), 1.0)
-        self.attentions.append(Attention(sources, left.shape[-1], factor))
+        self.attentions.append(Attention(sources, left, factor))
         if number in self.times:
             made = made * self.times[number]
         self._kept.append(made)
@@ -121,7 +139,9 @@ class _Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _pass_on(self, name: str, args: Any, given: list[Tensor], results: list[Tensor]) -> None:
         sources = [found for one in given if (found := self._sources.get(id(one)))]
         if sources and name.startswith("add"):  # a bias that is added apart
-            sources += [found for one in given if (found := self._weights.get(id(one)))]
+            added = [found for one in given if (found := self._weights.get(id(one)))]
+            self.biases.update(*(found for one in given if one.ndim == 1 and (found := self._weights.get(id(one)))))
+            sources += added
         if sources:
             self._tell(self._sources, results, NONE.union(*sources))
         if name.startswith("mul") and len(sources) > 1:  # each is then a factor of the other, as a weight is
@@ -153,26 +173,35 @@ def _number(one: Any) -> float | None:
     return float(one) if isinstance(one, int | float) else None
 
 
-def flowed(target: nn.Module, narrow: nn.Module, run: Run, batch: Any) -> Flowed:
+def flowed(target: nn.Module, narrow: nn.Module, run: Run, batch: Any, *, queries: bool = False) -> Flowed:
     """The last layers of a model, and the factors of its attention at a width; models of both are left as they are."""
     found = Flowed()
     with suppress(Exception), own_randomness():  # of a model that cannot be followed the table holds as it is
-        whole, twin = _follow(target, run, batch), _follow(narrow, run, batch)
-        found = Flowed(frozenset(whole.products - whole.again))
+        (whole, *_), (twin, *_) = _follow(target, run, batch), _follow(narrow, run, batch)
+        found = Flowed(frozenset(whole.products - whole.again), biases=frozenset(whole.biases))
         times = _times(whole.attentions, twin.attentions)
         by = _by_parameter(twin.attentions, times)
         if by and _same(narrow, run, batch, times, by):
-            found = Flowed(found.last, by)
+            found = replace(found, attention=by)
+            if queries:
+                rows = [_follow(one, run, batch, by)[1] for one in (target, narrow)]
+                both = {name: (rows[0][name], rows[1][name]) for name in rows[1] if name in rows[0]}
+                found = replace(found, queries=both)
     return found
 
 
-def _follow(model: nn.Module, run: Run, batch: Any) -> _Flow:
+def _follow(model: nn.Module, run: Run, batch: Any, queries: Collection[str] = ()) -> tuple[_Flow, dict[str, Rows]]:
+    """The flow of a model, and the rows of parameters that make queries, as far as they are asked for."""
     model = copy.deepcopy(model).train()
     seed_everything(0)
     flow = _Flow(model)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), flow:
+    with torch.set_grad_enabled(bool(queries)), sdpa_kernel(SDPBackend.MATH), flow:
         run(model, batch)
-    return flow
+    if not queries:
+        return flow, {}
+    return flow, query_rows(
+        dict(model.named_parameters()), queries, [(one.scores, one.left) for one in flow.attentions]
+    )
 
 
 def _times(whole: list[Attention], twin: list[Attention]) -> dict[int, float]:

@@ -55,8 +55,9 @@ class Part:
     """A parameter of a narrow model: its role, and its width by the target's along what is summed over and the rest.
 
     ``width`` and ``narrow`` are the size of its narrowest growing dimension in the target and in the narrow model;
-    ``numbers`` is how many the parameter has in the target. ``last`` is whether it is a last layer's, and ``attention``
-    what the scores of attention multiply it by; ``flow`` finds both.
+    ``numbers`` is how many the parameter has in the target. ``last`` is whether it is a last layer's that begins with
+    zeros, and ``attention`` what the scores of attention multiply it by; ``flow`` finds both. ``zero`` is whether it is
+    a bias that does, and ``rows`` are those that do, of the target's and of its own, as they make queries.
     """
 
     role: Role
@@ -67,11 +68,13 @@ class Part:
     numbers: int = 0
     last: bool = False
     attention: float = 1.0
+    zero: bool = False
+    rows: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     @property
     def init(self) -> float:
         """What the target's initial values are multiplied by."""
-        if self.role == "output" and self.last:
+        if self.zero or (self.role == "output" and self.last):
             return 0.0
         return self.attention * {"hidden": 1 / math.sqrt(self.summed), "output": 1 / self.summed}.get(self.role, 1.0)
 

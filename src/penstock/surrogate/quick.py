@@ -12,7 +12,9 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 Made = Callable[..., Any]
 
@@ -22,7 +24,10 @@ def quick(func: Any, args: tuple[Any, ...]) -> Made | None:
 
     Tensors whose sizes are all numbers are torch's: it is quick there, and knows the values of constants.
     """
-    known = _KNOWN.get(func.overloadpacket.__name__)
+    name = func.overloadpacket.__name__
+    if name in ("gather", "scatter", "scatter_add") and args[0].ndim:
+        _gathered(*args)
+    known = _KNOWN.get(name)
     sizes = (
         [*args[0].shape, *(args[1] if known is _view and isinstance(args[1], tuple | list) else ())] if known else ()
     )
@@ -79,6 +84,13 @@ def _batch_norm(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _empty(x, x.shape), _empty(x, x.shape[1:2]), _empty(x, x.shape[1:2])
 
 
+def _gathered(x: Tensor, dim: int, index: Tensor, *others: Any) -> None:
+    """What is gathered along one dimension is as large as the index along the others; torch lets it be larger."""
+    for place, (one, other) in enumerate(zip(x.shape, index.shape, strict=True)):
+        if place != dim % x.ndim and _hint(one) == _hint(other):
+            torch._check(one == other)  # type: ignore[no-untyped-call]
+
+
 def _hint(size: Any) -> int:
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
@@ -92,4 +104,42 @@ _KNOWN: dict[str, Made] = {
     "clone": _clone,
     "native_batch_norm": _batch_norm,
     "_native_batch_norm_legit": _batch_norm,
+}
+
+
+class InParts(TorchFunctionMode):
+    """Makes of their parts what some functions give: torch's own, in C++, take sizes for plain numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _PARTS.get(getattr(func, "__name__", ""), func)(*args, **(kwargs or {}))
+
+
+def _cell(gates: int) -> Made:
+    """What has the sizes of a recurrent cell's new state: its inputs and its state go through as many gates."""
+
+    def cell(x: Tensor, before: Any, into: Tensor, back: Tensor, *biases: Tensor) -> Any:
+        state = before[0] if isinstance(before, tuple | list) else before
+        made = F.linear(x, into, *biases[:1]) + F.linear(state, back, *biases[1:])
+        new = made.view(*made.shape[:-1], gates, state.shape[-1]).sum(-2)
+        return (new, new) if isinstance(before, tuple | list) else new
+
+    return cell
+
+
+def _instance_norm(x: Tensor, *given: Any, **named: Any) -> Tensor:
+    return _batch_norm(x, *(one for one in (*given, *named.values()) if isinstance(one, Tensor)))[0]
+
+
+def _bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    made = torch.einsum("...i,oij,...j->...o", x, weight, y)
+    return made if bias is None else made + bias
+
+
+_PARTS: dict[str, Made] = {
+    "rnn_tanh_cell": _cell(1),
+    "rnn_relu_cell": _cell(1),
+    "gru_cell": _cell(3),
+    "lstm_cell": _cell(4),
+    "instance_norm": _instance_norm,
+    "bilinear": _bilinear,
 }

@@ -10,6 +10,7 @@ from penstock.errors import StudyError
 from penstock.numeric import finite, shown, whole
 
 STEPS = 3  # after which the coordinate check looks at activations
+ZEROS = ("output", "biases", "query")  # Hydro §4.1 and Yang et al., "Tensor Programs V", appendix D.2
 NARROWEST = 8  # units: narrower layers are too far from the limit of wide ones for hyperparameters to carry over
 
 
@@ -18,7 +19,7 @@ class Surrogate:
     """Tune narrow twins of the task's model, and train the best configs at full width (Hydro §2.2, §4.1).
 
     >>> Surrogate(scale=8)
-    Surrogate(scale=8, best=None, eager=0.5, required=False, depth=1, data=1.0, resolution=1.0)
+    Surrogate(scale=8, best=None, eager=0.5, required=False, depth=1, data=1.0, resolution=1.0, zeros=('output',))
 
     Args:
         scale: how many times narrower a surrogate is.
@@ -29,6 +30,8 @@ class Surrogate:
         depth: keep every so many-th block of a run of equal blocks in an ``nn.Sequential`` or ``nn.ModuleList``.
         data: the part of the training rows that surrogates see, the same rows for all of them.
         resolution: the part of the pixels along each side of an image.
+        zeros: which of a surrogate's values begin with zeros: those of last layers ("output"), of "biases", and of
+            what makes the queries of attention whose head size shrinks ("query").
 
     No theory carries ``depth``, ``data`` and ``resolution`` over: they are taken only where the rank check admits them,
     and the study goes on with surrogates that are narrower alone where it does not.
@@ -41,6 +44,7 @@ class Surrogate:
     depth: int = 1
     data: float = 1.0
     resolution: float = 1.0
+    zeros: tuple[str, ...] = ("output",)
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Surrogate:
@@ -76,6 +80,11 @@ class Surrogate:
                     f"Surrogate({name}=) must be a number above 0, and 1 at most, got {shown(getattr(self, name))}."
                 )
             object.__setattr__(self, name, float(part))
+        zeros = self.zeros if isinstance(self.zeros, tuple | list) else (None,)
+        if any(one not in ZEROS for one in zeros):
+            said = ", ".join(map(repr, ZEROS))
+            raise StudyError(f"Surrogate(zeros=) must be a tuple of {said}, got {shown(self.zeros)}.")
+        object.__setattr__(self, "zeros", tuple(one for one in ZEROS if one in zeros))
 
     @property
     def reduced(self) -> bool:

@@ -85,6 +85,9 @@ def settled(found: Traced, guards: list[Any], heads: set[Size], own: set[Any]) -
                 for symbol in others:
                     if not holds(equation, growing) and holds(equation, growing | {symbol}):
                         growing = growing | {symbol}
+                together = growing.union(symbol for symbol in others if symbol in own)
+                if not holds(equation, growing) and holds(equation, together):  # halves of a sum, as ShuffleNet has
+                    growing = together
             if not violated:
                 break
         return growing, len(violated)

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from sysconfig import get_path
 from typing import Any, NamedTuple
 
 import sympy
@@ -33,11 +34,13 @@ from penstock.surrogate.internals import (
     tree_map_only,
     without_onednn,
 )
-from penstock.surrogate.quick import quick
+from penstock.surrogate.quick import InParts, quick
 from penstock.surrogate.settings import NARROWEST
 from penstock.surrogate.sizes import Size, chosen, settled, symbols_of, value_of
 
-OF_TORCH = {"groups", "num_heads", "embed_dim", "head_dim", "kdim", "vdim", "hidden_size", "input_size"}
+OF_TORCH = {
+    *("groups", "num_heads", "embed_dim", "head_dim", "kdim", "vdim", "hidden_size", "input_size", "num_features")
+}
 LISTS = {"normalized_shape", "unflattened_size"}
 
 
@@ -242,6 +245,13 @@ class _Symbols:
 
 def trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any) -> Traced:
     """Find what grows with width in a model, by ``run``, the task's loss, of one batch; the model is left as it is."""
+    try:
+        copy.deepcopy(model)
+    except Exception as error:
+        raise Unanalysable(
+            f"The model cannot be analysed, as it cannot be copied{where(error)}: {_first_line(error)} Of weights that "
+            "are made anew in each forward, those by torch.nn.utils.parametrizations can."
+        ) from error
     for least in (NARROWEST, 2):  # small numbers are windows and strides, mostly: as symbols they cost much time
         with suppress(Exception):  # some code takes plain numbers alone
             found = _trace(copy.deepcopy(model), run, batch, least)
@@ -254,6 +264,8 @@ def trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any)
 
 
 def _first_line(error: Exception) -> str:
+    if "data-dependent" in str(error):
+        return "it depends on the values of tensors, and only sizes are known here. Define narrow(config, scale)."
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -269,7 +281,9 @@ def _line(frames: traceback.StackSummary) -> str:
 
 
 def _users(file: str) -> bool:
-    return not any(part in file for part in ("/penstock/", "/torch/", "<frozen", "/sympy/")) and file.endswith(".py")
+    of_python = file.startswith(get_path("stdlib")) and "site-packages" not in file
+    libraries = ("/penstock/", "/torch/", "<frozen", "/sympy/")
+    return not of_python and not any(part in file for part in libraries) and file.endswith(".py")
 
 
 def _trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any, least: int | None) -> Traced:
@@ -297,6 +311,7 @@ def _trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any
         torch.no_grad(),
         symbols.fake,
         enable_python_dispatcher(),
+        InParts(),
         watch,
     ):
         run(model, fake)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from penstock.errors import TaskError
@@ -16,10 +18,11 @@ from penstock.surrogate.parametrize import Part, compared, parts
 from penstock.surrogate.reduce import shallower
 from penstock.surrogate.shrink import shrink
 from penstock.surrogate.task import Narrowed
-from penstock.surrogate.trace import Traced, Unanalysable, trace
+from penstock.surrogate.trace import Place, Traced, Unanalysable, trace
 from penstock.training.random.generators import own_randomness
 from penstock.trial import Config
 
+LAYERS = (nn.Linear, _ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # of torch, with matrices
 ROWS = 4  # of the batch by which a model is traced
 
 
@@ -31,19 +34,31 @@ def twin(task: Narrowed, target: nn.Module, config: Config) -> tuple[nn.Module, 
         shallower(target, task.surrogate.depth)
     traced = known(task, target, config)
     found = parts(target, traced, scale)
-    key = f"flow {scale} {structure(target)}"
+    queries = "query" in task.surrogate.zeros
+    key = f"flow {scale} {queries} {structure(target)}"
     whole = None if key in task._traced else copy.deepcopy(target)
     model = shrink(target, traced, scale)
     if whole is not None:
         batch = first_batch(task.target, config)
-        task._traced[key] = flowed(whole, model, lambda one, rows: task.target.loss(one, rows, config), batch)
-    flow: Flowed = task._traced[key]
-    found = {
-        name: replace(part, last=name in flow.last, attention=flow.attention.get(name, 1.0))
-        for name, part in found.items()
-    }
+
+        def run(one: nn.Module, rows: Any) -> Any:
+            return task.target.loss(one, rows, config)
+
+        task._traced[key] = flowed(whole, model, run, batch, queries=queries)
+    found = {name: _with(part, name, task._traced[key], task.surrogate.zeros) for name, part in found.items()}
     _rescale(model, found, {name: part.init for name, part in found.items()})
     return model, found
+
+
+def _with(part: Part, name: str, flow: Flowed, zeros: Collection[str]) -> Part:
+    """A part with what follows from the order of products."""
+    return replace(
+        part,
+        last=name in flow.last and "output" in zeros,
+        attention=flow.attention.get(name, 1.0),
+        zero=name in flow.biases and "biases" in zeros,
+        rows=flow.queries.get(name, part.rows) if "query" in zeros else part.rows,
+    )
 
 
 def refuse_lazy(model: nn.Module) -> None:
@@ -89,20 +104,51 @@ def _rescale(model: nn.Module, found: dict[str, Part], init: dict[str, float]) -
         for name, p in model.named_parameters():
             if init[name] != 1:
                 p.mul_(init[name])
+            if rows := found[name].rows[1]:
+                p[list(rows)] = 0.0
     for name, part in found.items():
         if part.role == "tied":
             _multiply(model, name, part.multiplier)
 
 
 def known(task: Narrowed, target: nn.Module, config: Config) -> Traced:
-    """What grows with width in a model, found once for each structure."""
+    """What grows with width in a model, found once for each structure.
+
+    For a model that the user narrows it need not be found: which dimensions layers of torch's own sum over is known.
+    """
     key = structure(target)
     if key not in task._traced:
         with own_randomness():
             batch = first_batch(task.target, config)
-            task._traced[key] = trace(target, lambda model, one: task.target.loss(model, one, config), batch)
+            try:
+                task._traced[key] = trace(target, lambda model, one: task.target.loss(model, one, config), batch)
+            except Unanalysable:
+                if not hasattr(task.target, "narrow"):
+                    raise
+                task._traced[key] = by_layers(target)
     found: Traced = task._traced[key]
     return found
+
+
+def by_layers(model: nn.Module) -> Traced:
+    """What parameters of torch's own layers sum over; a model with other matrices is refused."""
+    names = {id(p): name for name, p in model.named_parameters()}  # of a tied table one name
+    summed, tables = set[Place](), set[tuple[str, str]]()
+    for path, module in model.named_modules():
+        for own, p in module._parameters.items():
+            if p is None or p.ndim < 2:
+                continue
+            at, _, name = names[id(p)].rpartition(".")
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                tables.add((at, name))
+            elif isinstance(module, LAYERS):
+                summed.add(Place(at, name, 0 if getattr(module, "transposed", False) else 1))
+            else:
+                raise Unanalysable(
+                    f"The model cannot be analysed, and what {path}.{own} sums over is not known: hold it in one of "
+                    "torch's own layers, such as nn.Linear."
+                )
+    return Traced({}, {}, {}, frozenset(), frozenset(summed), frozenset(tables))
 
 
 def first_batch(task: Any, config: Config) -> Any:
