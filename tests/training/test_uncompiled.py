@@ -116,3 +116,54 @@ def test_nothing_stays_changed_in_torch(absent):
     with uncompiled.uncompiled():
         torch.optim.SGD([torch.zeros(1)], lr=0.1)
     assert [dict(vars(method)) for method in _marked()] == before
+
+
+SETTINGS = [
+    {},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1},
+    {"weight_decay": 0.1, "foreach": False},
+    {"momentum": 0.9, "maximize": True, "weight_decay": 0.1},
+    {"momentum": 0.9, "lr": torch.tensor(0.1)},
+]
+
+
+@pytest.mark.parametrize("compiler", ["absent", "there"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_sgd_in_lists_computes_the_bits_of_sgd_tensor_by_tensor(settings, compiler, monkeypatch):
+    monkeypatch.setattr(uncompiled, "_COMPILER", "torch" if compiler == "there" else "no compiler")
+    both = []
+    for plainly in (False, True):
+        numbers = torch.Generator().manual_seed(0)
+        one, two, unused = (torch.nn.Parameter(torch.randn(7, n, generator=numbers)) for n in (13, 129, 1))
+        tied = torch.nn.Parameter(one.data)  # it decays by what the other has become
+        optimizer = torch.optim.SGD(
+            [{"params": [one, tied, unused]}, {"params": [two], "lr": 0.01}], **{"lr": 0.1, **settings}
+        )
+        for _ in range(4):
+            for p in (one, two, tied):
+                p.grad = torch.randn(p.shape, generator=numbers)
+            grads = [p.grad.clone() for p in (one, two, tied)]
+            optimizer.step() if plainly else step(optimizer)
+            assert all(map(torch.equal, grads, (one.grad, two.grad, tied.grad)))
+        momentum = [optimizer.state[p].get("momentum_buffer", p).detach() for p in (one, two, tied)]
+        both.append([one.detach(), two.detach(), unused.detach(), *momentum])
+        assert "foreach" not in settings or optimizer.param_groups[0]["foreach"] is False
+    assert all(map(torch.equal, *both))
+
+
+def test_lists_are_taken_where_torch_steps_tensor_by_tensor():
+    def lists(grad, **settings):
+        p = torch.nn.Parameter(torch.ones(3))
+        p.grad = grad
+        optimizer = torch.optim.SGD([p], lr=0.1, **settings)
+        before = uncompiled._lists(optimizer)
+        step(optimizer)
+        return before is not None, uncompiled._lists(optimizer) is not None
+
+    dense = torch.ones(3)
+    assert lists(dense) == (True, True)
+    assert lists(dense, momentum=0.9) == (False, True)  # the first step makes the momentum
+    assert lists(dense.to_sparse()) == (False, False)
+    assert lists(dense, foreach=True) == (False, False)
