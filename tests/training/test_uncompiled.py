@@ -1,64 +1,12 @@
 """Optimizers are made, stepped, saved and loaded without an import of torch's compiler, and do what they do with it."""
 
 import copy
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from penstock.training import uncompiled
 from penstock.training.uncompiled import _marked, _written, step
-
-PROGRAM = """
-import sys
-import torch
-from penstock.training.check import describe
-from tests.tasks import Blobs
-from tests.training.together import Together, Trials, go_on
-
-trials = Trials(Blobs())
-describe(trials.make(2, {"lr": 0.1}), [], train=True)
-one, other = (trials.make(n, {"lr": 0.1}) for n in range(2))
-together = Together().enter(one, other).step(14)
-together.leave(one)
-go_on(one, 7)
-trials.make(0, {"lr": 0.1}).restore(one.state(), inherited=False)
-describe(trials.make(2, {"lr": 0.1}), [], train=True)
-print("torch._dynamo" in sys.modules)
-"""
-
-
-def test_trials_are_checked_and_train_fused_and_alone_without_the_compiler():
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
-ATTENTION = """
-import sys
-from torch import nn
-from tests.training.fused.written import Written, fused_as_alone
-
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
-        self.last = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.last(self.body(x[None])[0])
-
-fused_as_alone(Written(Encoder))
-print("sympy" in sys.modules)
-"""
-
-
-def test_attention_trains_fused_without_symbolic_shapes():
-    command = [sys.executable, "-c", ATTENTION]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 @pytest.fixture
