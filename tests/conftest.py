@@ -25,6 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SHARING = {
     "ray": ("tests/executors/ray/",),
     "gangs": ("tests/training/spread/",),
+    "another process": ("tests/training/test_another_process.py",),
     "programs": (
         "tests/cli/test_cli.py",
         "tests/cli/test_planning.py",

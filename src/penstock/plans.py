@@ -17,10 +17,8 @@ from penstock.executors.base import Executor
 from penstock.log.events import Asked, Devices, Placed, Reported
 from penstock.log.history import History
 from penstock.numeric import finite, shown
-from penstock.planning.catalogue import Catalogue
 from penstock.planning.draws import NOTHING, Draws
 from penstock.planning.plan import Plan, Purpose
-from penstock.planning.planner import plan
 from penstock.planning.spec import Job, Times, times_of, work_of
 from penstock.settings import RunSettings
 from penstock.speed.curve import Curve
@@ -29,6 +27,7 @@ from penstock.tabulated import Tabulated, TabulatedTask
 from penstock.task import FunctionTask, fingerprint, shards, task_name
 
 if TYPE_CHECKING:
+    from penstock.planning.catalogue import Catalogue
     from penstock.study import Study
 
 DRAWS = 64  # trials of a table whose seconds are looked up
@@ -106,6 +105,9 @@ def plan_of(
     most: int | None,
 ) -> Plan:
     """A plan for a study; see ``Study.plan``."""
+    from penstock.planning.catalogue import Catalogue
+    from penstock.planning.planner import plan
+
     check_flags(spot=spot)
     book = Catalogue.read(catalogue)
     found, said = _times(study, unit_seconds, log)

@@ -18,7 +18,7 @@ from penstock.engine.limits import Deadline, Energy, Failures, Limit, Target
 from penstock.engine.observing import observed
 from penstock.errors import StudyError
 from penstock.executors.base import Executor
-from penstock.executors.simulated.executor import Simulated, SimulatedExecutor
+from penstock.executors.simulated.settings import Simulated
 from penstock.log.changes import changes, check_configs, check_states, given
 from penstock.log.events import VERSION, Limited, Opened
 from penstock.log.history import History
@@ -183,6 +183,8 @@ def executor_of(
     how_trained = how.deterministic, variants, study.eta, how.power, study.algorithm.until
     job = Job(study.task, study.seed, study.metric, study.mode, states, name, *how_trained)
     if isinstance(how.on, Simulated):
+        from penstock.executors.simulated.executor import SimulatedExecutor
+
         return SimulatedExecutor(job, how.on)
     if how.ray:
         from penstock.executors.ray.address import settings

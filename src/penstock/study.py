@@ -25,7 +25,7 @@ from penstock.arguments import (
 )
 from penstock.energy.cost import joules
 from penstock.errors import StudyError
-from penstock.executors.simulated.executor import Simulated
+from penstock.executors.simulated.settings import Simulated
 from penstock.goal import choose_mode
 from penstock.log import reader
 from penstock.log.messages import said_mode

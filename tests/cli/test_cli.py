@@ -584,3 +584,27 @@ def test_help_imports_nothing_heavy() -> None:
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "Usage" in ran.stdout
     assert not {"torch", "optuna", "numpy", "rich.live", "cloudpickle"} & set(ran.stdout.splitlines())
+
+
+ENDS = """
+import gc, os
+from penstock.cli import ending
+
+ending.end_at_once()
+
+class Cycle:
+    def __init__(self):
+        self.itself, self.file = self, open("left.txt", "w")
+
+    def __del__(self, write=os.write):
+        write(1, b"found")
+
+gc.disable()
+Cycle().file.write("all of it")
+"""
+
+
+def test_a_command_ends_without_a_search_for_cycles_and_what_was_written_is_there() -> None:
+    ran = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=True)
+    assert ran.stdout == ""
+    assert Path("left.txt").read_text() == "all of it"

@@ -407,7 +407,7 @@ class HandsBack(SimulatedExecutor):
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_device_that_is_handed_back_costs_nobody_anything(scheduler, monkeypatch):
-    monkeypatch.setattr("penstock.running.SimulatedExecutor", HandsBack)
+    monkeypatch.setattr("penstock.executors.simulated.executor.SimulatedExecutor", HandsBack)
     there = [device.name for device in ps.Simulated(devices=4).cluster()]
     later = Device("later", "A100", 2**36)
     on = ps.Simulated(

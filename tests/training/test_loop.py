@@ -1,10 +1,6 @@
 """The training loop: one trial on one device."""
 
-import json
-import subprocess
-import sys
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 import torch
@@ -80,38 +76,6 @@ def test_equals_the_same_loop_written_by_hand():
     assert [row["loss"] for row in curve(run, 3)] == pytest.approx(rows, rel=1e-6)
     assert same(run.model.state_dict(), model.state_dict())
     assert step == 18  # 90 rows in batches of 16: the last, shorter batch is kept
-
-
-IN_ANOTHER_PROCESS = """
-import json, sys, torch
-from pathlib import Path
-from penstock.training.checkpoint import load, save
-from penstock.trial import StateRef
-from tests import tasks
-from tests.training.test_loop import curve, training
-torch.set_num_threads(1)
-for task, folder, ref in json.loads(sys.argv[1]):
-    run = training(getattr(tasks, task)())
-    run.restore(load(Path(folder), StateRef(*ref)), inherited=False)
-    print(json.dumps(curve(run, 4)))
-    save(run.state(), Path(folder), "end.pt")
-"""
-
-
-def test_stopped_at_any_step_and_continued_in_another_process_gives_the_same_bits(tmp_path):
-    wholes, parts = [], []
-    for task, stop in ((Blobs, 1), (Noisy, 12), (Augmented, 17)):
-        whole, folder = training(task()), tmp_path / task.__name__
-        wholes.append((curve(whole, 4), whole.state()))  # the state now: it holds the global random states
-        first = training(task())
-        before = take(first, stop)
-        ref = save(first.state(), folder, "state.pt")
-        parts.append((before, (task.__name__, str(folder), list(vars(ref).values()))))
-    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, json.dumps([there for _, there in parts])]
-    out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-    for (rows, end), (before, (task, folder, _)), line in zip(wholes, parts, out.stdout.splitlines(), strict=True):
-        assert before + json.loads(line) == rows, task
-        assert same(torch.load(Path(folder) / "end.pt", weights_only=True), end), task
 
 
 def test_every_step_is_a_place_to_stop():

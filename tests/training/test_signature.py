@@ -9,8 +9,6 @@ import itertools
 import logging
 import random
 import re
-import subprocess
-import sys
 import threading
 import typing
 from dataclasses import dataclass
@@ -534,19 +532,6 @@ def test_what_can_be_fused_with_nobody_says_why(task, reason, monkeypatch):
     described = signature(task)
     assert described.signature is None
     assert reason in described.reason
-
-
-OTHER = """
-from tests.tasks import Blobs
-from tests.training.test_signature import signature
-print(signature(Blobs()).signature)
-"""
-
-
-def test_another_process_gives_the_same():
-    repo = Path(__file__).parents[2]
-    told = subprocess.run([sys.executable, "-c", OTHER], capture_output=True, text=True, check=True, cwd=repo)
-    assert told.stdout.strip() == signature(Blobs()).signature
 
 
 def test_equal_values_are_compared_as_equal_and_others_not():

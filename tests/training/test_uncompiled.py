@@ -1,64 +1,12 @@
 """Optimizers are made, stepped, saved and loaded without an import of torch's compiler, and do what they do with it."""
 
 import copy
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from penstock.training import uncompiled
 from penstock.training.uncompiled import _marked, _written, step
-
-PROGRAM = """
-import sys
-import torch
-from penstock.training.check import describe
-from tests.tasks import Blobs
-from tests.training.together import Together, Trials, go_on
-
-trials = Trials(Blobs())
-describe(trials.make(2, {"lr": 0.1}), [], train=True)
-one, other = (trials.make(n, {"lr": 0.1}) for n in range(2))
-together = Together().enter(one, other).step(14)
-together.leave(one)
-go_on(one, 7)
-trials.make(0, {"lr": 0.1}).restore(one.state(), inherited=False)
-describe(trials.make(2, {"lr": 0.1}), [], train=True)
-print("torch._dynamo" in sys.modules)
-"""
-
-
-def test_trials_are_checked_and_train_fused_and_alone_without_the_compiler():
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
-ATTENTION = """
-import sys
-from torch import nn
-from tests.training.fused.written import Written, fused_as_alone
-
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
-        self.last = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.last(self.body(x[None])[0])
-
-fused_as_alone(Written(Encoder))
-print("sympy" in sys.modules)
-"""
-
-
-def test_attention_trains_fused_without_symbolic_shapes():
-    command = [sys.executable, "-c", ATTENTION]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 @pytest.fixture
@@ -116,3 +64,54 @@ def test_nothing_stays_changed_in_torch(absent):
     with uncompiled.uncompiled():
         torch.optim.SGD([torch.zeros(1)], lr=0.1)
     assert [dict(vars(method)) for method in _marked()] == before
+
+
+SETTINGS = [
+    {},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1},
+    {"weight_decay": 0.1, "foreach": False},
+    {"momentum": 0.9, "maximize": True, "weight_decay": 0.1},
+    {"momentum": 0.9, "lr": torch.tensor(0.1)},
+]
+
+
+@pytest.mark.parametrize("compiler", ["absent", "there"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_sgd_in_lists_computes_the_bits_of_sgd_tensor_by_tensor(settings, compiler, monkeypatch):
+    monkeypatch.setattr(uncompiled, "_COMPILER", "torch" if compiler == "there" else "no compiler")
+    both = []
+    for plainly in (False, True):
+        numbers = torch.Generator().manual_seed(0)
+        one, two, unused = (torch.nn.Parameter(torch.randn(7, n, generator=numbers)) for n in (13, 129, 1))
+        tied = torch.nn.Parameter(one.data)  # it decays by what the other has become
+        optimizer = torch.optim.SGD(
+            [{"params": [one, tied, unused]}, {"params": [two], "lr": 0.01}], **{"lr": 0.1, **settings}
+        )
+        for _ in range(4):
+            for p in (one, two, tied):
+                p.grad = torch.randn(p.shape, generator=numbers)
+            grads = [p.grad.clone() for p in (one, two, tied)]
+            optimizer.step() if plainly else step(optimizer)
+            assert all(map(torch.equal, grads, (one.grad, two.grad, tied.grad)))
+        momentum = [optimizer.state[p].get("momentum_buffer", p).detach() for p in (one, two, tied)]
+        both.append([one.detach(), two.detach(), unused.detach(), *momentum])
+        assert "foreach" not in settings or optimizer.param_groups[0]["foreach"] is False
+    assert all(map(torch.equal, *both))
+
+
+def test_lists_are_taken_where_torch_steps_tensor_by_tensor():
+    def lists(grad, **settings):
+        p = torch.nn.Parameter(torch.ones(3))
+        p.grad = grad
+        optimizer = torch.optim.SGD([p], lr=0.1, **settings)
+        before = uncompiled._lists(optimizer)
+        step(optimizer)
+        return before is not None, uncompiled._lists(optimizer) is not None
+
+    dense = torch.ones(3)
+    assert lists(dense) == (True, True)
+    assert lists(dense, momentum=0.9) == (False, True)  # the first step makes the momentum
+    assert lists(dense.to_sparse()) == (False, False)
+    assert lists(dense, foreach=True) == (False, False)

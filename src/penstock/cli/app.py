@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import looking, planning, running, surrogate
-from penstock.cli.ending import FAILED, steady_streams
+from penstock.cli.ending import FAILED, end_at_once, steady_streams
 
 app = typer.Typer(
     help="Tune PyTorch models: the answer of training every trial alone, in a fraction of the device time.",
@@ -25,6 +25,7 @@ app = typer.Typer(
 
 def main() -> None:
     """The ``penstock`` command."""
+    end_at_once()
     try:
         try:
             app()

@@ -5,11 +5,13 @@ Exit codes: 0 done, 1 the study failed, 2 bad usage, 130 interrupted.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
-from io import TextIOWrapper
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import BufferedRandom, BufferedWriter, TextIOWrapper
 
 import typer
 
@@ -17,6 +19,8 @@ from penstock.errors import PenstockError
 from penstock.report.format import visible
 
 FAILED, BAD_USAGE = 1, 2  # typer makes a KeyboardInterrupt 130
+
+_WRITTEN = (TextIOWrapper, BufferedWriter, BufferedRandom)
 
 
 def steady_streams() -> None:
@@ -36,6 +40,22 @@ def steady_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays open
         elif isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def end_at_once() -> None:
+    """Let the process end without Python's last search for cycles, which takes a second among torch's objects.
+
+    That search would also write what is left in files that nobody closed, so they are flushed.
+    """
+    atexit.register(_freeze)  # what is registered first runs last
+
+
+def _freeze() -> None:
+    for one in gc.get_objects():
+        if type(one) in _WRITTEN:
+            with suppress(OSError, ValueError):
+                one.flush()
+    gc.freeze()
 
 
 @contextmanager

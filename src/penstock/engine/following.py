@@ -19,7 +19,6 @@ from penstock.engine.awaited import Awaited
 from penstock.engine.drift import SOON, Units
 from penstock.log import events
 from penstock.planning.plan import Plan, PlannedStage
-from penstock.planning.planner import Held, Used, replan
 from penstock.planning.spec import Job, Times
 from penstock.planning.standing import Course, Kind, Standing, kind, needs, time_left
 from penstock.saying import say
@@ -222,6 +221,8 @@ class Following:
 
     def _replan(self, reason: str) -> None:
         """Plan what is left with the times that were seen, and log the new plan with the reason."""
+        from penstock.planning.planner import Held, Used, replan
+
         ratio = self._units.ratio(self._placing.running, self._placing.clock())
         self._slower *= ratio
         progress, held = {}, {}

@@ -10,7 +10,6 @@ from penstock.errors import StudyError
 from penstock.log.fields import build
 from penstock.numeric import shown
 from penstock.planning.cloud import Cloud
-from penstock.planning.rehearsing import simulation
 from penstock.planning.spec import Job
 from penstock.planning.spec import Purpose as Purpose
 
@@ -133,6 +132,8 @@ class Plan:
 
     def simulation(self) -> dict[str, Any]:
         """The settings of a simulated cloud that is as the plan takes the real one to be: see ``Simulated.of``."""
+        from penstock.planning.rehearsing import simulation
+
         return simulation(self.job, self.cloud)
 
     def to_json(self) -> str:

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Literal
 
 from penstock.speed.curve import Curve, measured
@@ -265,7 +265,7 @@ class SpeedModel:
         if not signature:
             return _ALONE
         curve = self._kind(here, signature).curve
-        return curve if self._repaid(here, signature) else replace(curve, sharing=_ALONE.sharing)
+        return curve if self._repaid(here, signature) else _unshared(curve)
 
     def _repaid(self, here: _Type, signature: str) -> bool:
         """Whether enough steps were asked for to repay an attempt to fuse, or the check of a way that is known to pay.
@@ -349,6 +349,12 @@ def _relative(table: Mapping[int, float]) -> dict[int, _Mean]:
 
 def _values(means: Mapping[int, _Mean]) -> dict[int, float]:
     return {count: mean.value for count, mean in means.items()}
+
+
+@lru_cache(maxsize=64)
+def _unshared(curve: Curve) -> Curve:
+    """A curve of trials that are not to share a device, asked for at every decision, of each trial that waits."""
+    return replace(curve, sharing=_ALONE.sharing)
 
 
 @cache
