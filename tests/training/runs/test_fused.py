@@ -11,7 +11,7 @@ from penstock.bundle import Bundle, Job, Left, Measured, Placement, StateSaved, 
 from penstock.errors import TaskError
 from penstock.speed.sizes import best_size
 from penstock.training.checkpoint import load
-from penstock.training.fused import measuring, speeding
+from penstock.training.fused import compiles, measuring, speeding
 from penstock.training.fused.bundle import Fused
 from penstock.training.fused.compiled import FastStep
 from penstock.training.fused.measuring import Measuring
@@ -25,7 +25,7 @@ from penstock.training.worker import Worker
 from penstock.trial import Report
 from tests.tasks import Blobs
 from tests.training.recorded import accelerate
-from tests.training.together import Alone, Trials
+from tests.training.together import Alone, Instead, Trials
 
 LRS = (0.3, 0.1, 0.03, 0.01, 0.2, 0.02)
 
@@ -623,7 +623,7 @@ class Faster(FastStep):
     made, taken, seconds = 0, 0, 0  # how many were made, how many steps they took, and what making one takes
 
     def __init__(self, *given):
-        super().__init__(*given)
+        super().__init__(*given[:2])
         Faster.made += 1
         for _ in range(self.seconds):
             time.perf_counter()
@@ -639,10 +639,11 @@ def faster(monkeypatch):
     ticks, plain = count(), Stepping._step
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(Stepping, "_step", lambda *given: [next(ticks) for _ in range(10)] and plain(*given))
-    monkeypatch.setattr(speeding, "COMPILING", 0.0)
+    monkeypatch.setattr(compiles, "MADE", 0.0)
     monkeypatch.setattr(speeding, "CompiledStep", Faster)
     for name in ("made", "taken", "seconds"):
         monkeypatch.setattr(Faster, name, 0)
+    Faster.beside = Instead(monkeypatch)
     return Faster
 
 

@@ -60,6 +60,7 @@ class Way(ABC):
         self._sites: list[PerTrial] = []
         self._made: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._drawing = Drawing(python=True)
+        self._varied: set[str] = set()  # sites at which trials ever differed: their rates stay a step's inputs
         self._fixed: tuple[tuple[str, str, object], ...] = ()  # numbers of torch's modules that all trials share now
         self.parting = Parting()
 
@@ -92,7 +93,8 @@ class Way(ABC):
         for path, module in self.template.named_modules():
             for attribute, both in PER_TRIAL.get(type(module), ()):
                 values = [getattr(modules[path], attribute) for modules in own]
-                if all(v == values[0] for v in values):
+                site = f"{path}.{attribute}"
+                if all(v == values[0] for v in values) and not (site in self._varied and values[0]):
                     setattr(module, attribute, values[0])
                     fixed.append((path, attribute, values[0]))
                     continue
@@ -101,9 +103,10 @@ class Way(ABC):
                         f"{f'{path}.{attribute}'.lstrip('.')} differs from trial to trial, which the {self.name} way "
                         "cannot do"
                     )
-                site = PerTrial(f"{path}.{attribute}", [float(value) for value in values])
-                setattr(module, attribute, site)
-                self._sites.append(site)
+                self._varied.add(site)
+                own_values = PerTrial(site, [float(value) for value in values])
+                setattr(module, attribute, own_values)
+                self._sites.append(own_values)
         self._fixed = tuple(fixed)
         found = [attributes_of(model) for model in models]
         labels = [label for label in found[0] if all(label in other for other in found)]
