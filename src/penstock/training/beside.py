@@ -1,6 +1,6 @@
 """A process beside training, seen from training: it is asked by JSON lines, and answers with them.
 
-No method waits for it. If it dies or cannot start, that is said once, and training goes on as it is.
+No method but ``wait`` waits for it. If it dies or cannot start, that is said once, and training goes on as it is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from multiprocessing.connection import wait
 from typing import Any, Self
 
 READ = 1 << 16  # bytes
@@ -68,6 +69,11 @@ class Beside(ABC):
             return
         for pipe in (self._process.stdin, self._process.stdout):
             os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
+
+    def wait(self) -> None:
+        """Wait for an answer, or for the process's end; training never does."""
+        if self._process is not None:
+            wait([self._process.stdout])  # type: ignore[list-item]
 
     def close(self) -> None:
         """End the process and its children."""

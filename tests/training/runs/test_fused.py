@@ -656,6 +656,39 @@ def test_a_faster_step_is_kept_whatever_it_took_to_make(driven, faster):
     driven.assert_as_alone(0, 1, 2)
 
 
+def test_training_goes_on_while_a_step_is_compiled_and_it_is_taken_within_a_unit(driven, faster):
+    faster.beside.looks = 4
+    driven.place(*(driven.placement(trial, 4) for trial in range(3)))
+    driven.go_on()
+    assert len(faster.beside.asked) == faster.beside.loads == faster.made == 1, "one trace, of which all comes"
+    assert faster.taken == 1 + (5 - 4) + 2 * 5, "the second unit begins plain"
+    driven.assert_as_alone(0, 1, 2)
+
+
+def test_a_step_that_is_not_there_in_time_or_no_longer_repays_it_is_not_taken(driven, faster, monkeypatch):
+    faster.beside.looks = 14
+    driven.place(*(driven.placement(trial, 4) for trial in range(3)))
+    driven.go_on(lambda e: isinstance(e, Report) and e.unit == 3)
+    assert max(faster.beside.asked.values()) == 13
+    monkeypatch.setattr(compiles, "MADE", 1e9)
+    driven.go_on()
+    assert not faster.made
+    driven.assert_as_alone(0, 1, 2)
+
+
+def test_a_step_that_cannot_be_compiled_is_told_and_not_asked_for_again(driven, faster, monkeypatch):
+    def ready(self, traced):
+        self.asked[traced.key] = self.asked.get(traced.key, 0) + 1
+        raise Unfusable("KeyError: no such operator")
+
+    monkeypatch.setattr(Instead, "ready", ready)
+    driven.place(*(driven.placement(trial, 3) for trial in range(3)))
+    driven.go_on()
+    assert list(faster.beside.asked.values()) == [1]
+    assert driven.measured()[-1].reason.endswith("not compiled: KeyError: no such operator")
+    driven.assert_as_alone(0, 1, 2)
+
+
 def test_where_memory_is_too_short_for_a_faster_step_the_plain_one_goes_on(driven, faster, monkeypatch):
     tried = []
 

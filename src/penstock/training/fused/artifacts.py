@@ -111,7 +111,7 @@ def _compiled(graph: torch.fx.GraphModule, kinds: list[dict[str, Any]]) -> Any:
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:  # inputs that take no memory
-        given = [torch.empty_strided(**kind) for kind in kinds]
+        given: list[Any] = [torch.empty_strided(**kind) for kind in kinds]
     with torch._guards.tracing(torch._guards.TracingContext(mode)):
         return standalone_compile(graph, given, dynamic_shapes="from_tracing_context", options={})
 

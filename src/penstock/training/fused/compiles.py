@@ -10,8 +10,6 @@ import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from penstock.training.comparing import compared
 from penstock.training.fused.artifacts import Run
 from penstock.training.fused.compiled import trace
@@ -25,10 +23,10 @@ from penstock.training.loop import Training
 from penstock.training.reads import ABSENT, ReadConfig
 
 MADE = 1.5  # seconds of training that a trace, a comparison and a capture take, until they were measured
-WAITED = {"cpu": 60.0, "cuda": 10.0}  # seconds that a step is waited for, until one was
-SAVED = {"cpu": 0.25, "cuda": 0.3}  # the share of a step that compiling saves, until it was measured
+WAITED = {False: 60.0, True: 10.0}  # seconds that a step is waited for, until one was; True where steps are captured
+SAVED = {False: 0.25, True: 0.3}  # the share of a step that compiling saves, until it was measured
 SAVED_BESIDE_KERNELS = 0.15  # the same of a step with Penstock's kernels: little is left to compile
-AHEAD = 5.0  # seconds of captured steps of a signature after which the step of one trial is compiled ahead
+AHEAD = 3.0  # seconds of captured steps of a signature after which the step of one trial is compiled ahead
 
 
 @dataclass
@@ -58,23 +56,23 @@ class Compiles:
         self.steps[trials] = self.steps.get(trials, 0) + steps
         self.spent += steps * pace
 
-    def pays(self, trials: int, certain: int, pace: float, device: torch.device, kernels: bool) -> bool:
+    def pays(self, trials: int, certain: int, pace: float, *, captured: bool, kernels: bool) -> bool:
         """Whether a compiled step pays that is to be taken so often, by the trials that there are.
 
-        On a GPU, nothing is gained while it is compiled, and nothing lost. Trials of the signature that come later take
-        such steps too: about as many as were taken until now. On a CPU, compiling takes a core from training, and the
-        steps that are certain must repay all of it (Hydro §4.2).
+        Beside captured steps, on a GPU, nothing is gained while it is compiled, and nothing lost. Trials of the
+        signature that come later take such steps too: about as many as were taken until now. On a CPU, compiling takes
+        a core from training, and the steps that are certain must repay all of it (Hydro §4.2).
         """
-        made, saved = self.cost or (MADE, SAVED_BESIDE_KERNELS if kernels else SAVED[device.type])
+        made, saved = self.cost or (MADE, SAVED_BESIDE_KERNELS if kernels else SAVED[captured])
         asked = any(one.trials == trials for every in self.known.values() for one in every)
-        wait = 0.0 if asked else inductor().waits(WAITED[device.type])
-        if device.type == "cpu":
+        wait = 0.0 if asked else inductor().waits(WAITED[captured])
+        if not captured:
             return certain * pace * saved > made + wait
         return ((certain + self.steps.get(trials, 0)) * pace - wait) * saved > made
 
-    def repaid(self, certain: int, pace: float, device: torch.device) -> bool:
+    def repaid(self, certain: int, pace: float) -> bool:
         """Whether a compiled step that is there repays being taken up, by the steps that are certain."""
-        made, saved = self.cost or (MADE, SAVED[device.type])
+        made, saved = self.cost or (MADE, SAVED[True])
         return certain * pace * saved > made
 
     def expects_one(self, trials: int) -> bool:

@@ -74,14 +74,13 @@ class Inductor(Beside):
     def load(self, traced: Traced) -> artifacts.Run | None:
         """The compiled step, once it is ready; None where its file was no good, and it is compiled anew."""
         name = artifacts.name_of(traced.key, traced.device)
-        file = artifacts.found(name)
-        try:
-            if file is not None:
+        if (file := artifacts.found(name)) is not None:
+            try:
                 return artifacts.loaded(file)
-        except Exception:
-            artifacts.drop(file)
-            if name in self._again:
-                raise
+            except Exception:
+                artifacts.drop(file)
+                if name in self._again:
+                    raise
         if name in self._again:
             raise Unfusable(f"its file in {artifacts.folder()} was deleted")
         self._again.add(name)

@@ -34,6 +34,8 @@ from penstock.training.loop import Training
 CAPTURING = 12  # steps that repay a capture, which takes as long as three or four
 RECURRING = 3  # steps of a rarer kind after which more are expected
 TIMED = 5  # steps after which a step's time is known
+TUNING = 40.0  # seconds that timing the block sizes of kernels takes, in which training stands still
+TUNED = 0.1  # the share of a step that it saves
 NEAR = 4  # how many times more or fewer trials there may be where kernels are taken to be as good
 
 
@@ -126,11 +128,17 @@ class Speeding:
         if self.wanted is not None or self._considered or self._awaited or not self.recipe.compilable:
             return
         trials, compiles = len(self._together), self.recipe.compiles
+        captured = self.recipe.capturable and recording.records(self._together[0].device)
         with_kernels = any(self.recipe.kernels.values())
-        if compiles.pays(trials, certain, pace, self._together[0].device, with_kernels):
+        if compiles.pays(trials, certain, pace, captured=captured, kernels=with_kernels):
             self.wanted = "compiled" if inductor().prepared() else None
         elif compiles.expects_one(trials):
             self.wanted = "ahead" if inductor().prepared() else None
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a step is compiled beside, to take the present one's place."""
+        return self._compiling is not None
 
     @property
     def awaits(self) -> bool:
@@ -155,7 +163,7 @@ class Speeding:
             self._compiling = None
             self._rule_out_compiled(error)
             return False
-        return there and self.recipe.compiles.repaid(self._certain, self._now, one.traced.device)
+        return there and self.recipe.compiles.repaid(self._certain, self._now)
 
     def make(
         self,
@@ -209,6 +217,8 @@ class Speeding:
         self, step: Step, inputs: Inputs, trials: Sequence[Training], laid: Laid | None, present: FastStep | None
     ) -> FastStep | None:
         """A compiled step, once it is there, if it is faster than the ``present`` one."""
+        if not self._considered and self._tunes(step, inputs):
+            present = self._faster(step, inputs, laid)
         compiles, used = self.recipe.compiles, self._used(inputs)
         one = compiles.find(step, inputs, trials, used) or compiles.trace(step, inputs, trials, used)
         self._considered = True
@@ -225,11 +235,11 @@ class Speeding:
         """The faster of a compiled step and the ``present`` one, where it was compared with the plain one."""
         assert one.run is not None
         began, compiles = time.perf_counter(), self.recipe.compiles
-        with kernels(self._used(inputs)):
+        with untimed(), kernels(self._used(inputs)):
             compiled = CompiledStep(step, inputs, one.run, one.traced.kept)
             agree_plain(step, compiled, inputs)
             if not (self.recipe.capturable and recording.records(inputs.rows[0].device)):
-                compiles.cost = one.seconds + time.perf_counter() - began, (compiles.cost or (0.0, SAVED["cpu"]))[1]
+                compiles.cost = one.seconds + time.perf_counter() - began, (compiles.cost or (0.0, SAVED[False]))[1]
                 return compiled
             made = captured(step, inputs, laid, self.pool, compiled)
             self.remade += 1
@@ -240,10 +250,16 @@ class Speeding:
         assert isinstance(before, CapturedStep)
         old, new = _seconds(before, inputs), _seconds(made, inputs)
         one.faster = new < old
-        compiles.cost = one.seconds + time.perf_counter() - began, max(0.0, 1 - new / old)
-        if not one.faster:
+        if one.faster:
+            compiles.cost = one.seconds + time.perf_counter() - began, 1 - new / old
+        else:
             self._refuse("compiled", _slower(len(inputs.rows[0]), new, old, "captured"))
         return made if one.faster else before
+
+    def _tunes(self, step: Step, inputs: Inputs) -> bool:
+        """Whether the steps that are certain repay the timing of block sizes, for the kernels that a step may use."""
+        repaid = self._certain * self._now * TUNED > TUNING and available(inputs.rows[0].device)
+        return repaid and self.recipe.capturable and (self._used(inputs) or self._undecided(step, inputs))
 
     def _ask_ahead(self, step: Step, inputs: Inputs, trials: Sequence[Training]) -> None:
         """Have the step of one trial compiled."""
