@@ -14,7 +14,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from multiprocessing.connection import wait
+from select import select
 from typing import Any, Self
 
 READ = 1 << 16  # bytes
@@ -71,9 +71,9 @@ class Beside(ABC):
             os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
 
     def wait(self) -> None:
-        """Wait for an answer, or for the process's end; training never does."""
+        """Wait until there is something to read, or more can be sent; training never does."""
         if self._process is not None:
-            wait([self._process.stdout])  # type: ignore[list-item]
+            select([self._process.stdout], [self._process.stdin] if self._unsent else [], [])
 
     def close(self) -> None:
         """End the process and its children."""

@@ -22,6 +22,8 @@ import torch
 
 from penstock import __version__
 from penstock.training.fused.traces import operators, read
+from penstock.training.kernels.needed import OURS
+from penstock.training.kernels.needed import folder as triton_folder
 from penstock.training.kernels.side import MODULES
 from penstock.training.kernels.tuning import kept_in
 
@@ -69,9 +71,7 @@ def loaded(file: Path) -> Run:
     from torch._inductor.standalone_compile import CompiledArtifact
 
     if torch.cuda.is_available():  # or Inductor would move Triton's cache, where Penstock's kernels lie
-        from penstock.training.kernels import needed
-
-        os.environ.setdefault("TRITON_CACHE_DIR", needed.folder())
+        os.environ.setdefault("TRITON_CACHE_DIR", triton_folder())
     run: Run = CompiledArtifact.load(path=str(file), format="binary")
     return run
 
@@ -92,8 +92,9 @@ def compile_text(text: str, name: str) -> None:
             drop(there)
         else:
             return
-    for module in MODULES:
-        import_module(f"penstock.training.kernels.{module}")
+    if '"penstock.' in text:  # one of Penstock's own operators, which are known once their modules are imported
+        for module in MODULES:
+            import_module(OURS + module)
     graph, kinds = read(text)
     device = kinds[0]["device"]
     with torch.no_grad(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():

@@ -87,6 +87,11 @@ class Inductor(Beside):
         self._there.discard(name)
         return None
 
+    def close(self) -> None:
+        super().close()
+        if self._imports is not None:
+            self._imports.join()  # Python's end would cut it off in the middle
+
     def _ask(self, name: str, text: str) -> None:
         self._pending.add(name)
         self._since[name] = time.monotonic()

@@ -125,7 +125,9 @@ class Speeding:
     def consider(self, certain: int, pace: float, *, known: bool = True) -> None:
         """Decide by how many steps are certain and the seconds of one, at least these where not ``known``."""
         self._pace, self._now = pace if known else None, pace
-        if self.wanted is not None or self._considered or self._awaited or not self.recipe.compilable:
+        if self.wanted is not None or self._considered or not self.recipe.compilable:
+            return
+        if self._awaited and compiling().failed is None:  # another step is to be compiled once its kernels are there
             return
         trials, compiles = len(self._together), self.recipe.compiles
         captured = self.recipe.capturable and recording.records(self._together[0].device)
