@@ -36,7 +36,7 @@ class Trials:
 def as_traced(step, inputs):
     """A step as its trace, which went through its text: what Inductor would compile."""
     made = trace(step, inputs)
-    return CompiledStep(step, inputs, traces.read(made.text)[0], made.kept)
+    return CompiledStep(step, inputs, traces.read(made.text)[0], made.kept, step.way.read)
 
 
 class Instead:

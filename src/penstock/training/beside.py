@@ -72,8 +72,9 @@ class Beside(ABC):
 
     def wait(self) -> None:
         """Wait until there is something to read, or more can be sent; training never does."""
-        if self._process is not None:
-            select([self._process.stdout], [self._process.stdin] if self._unsent else [], [])
+        process = self._process
+        if process is not None and process.stdin is not None and process.stdout is not None:
+            select([process.stdout], [process.stdin] if self._unsent else [], [])
 
     def close(self) -> None:
         """End the process and its children."""

@@ -63,6 +63,14 @@ def test_a_step_is_one_text_whatever_its_data_and_another_where_it_does_somethin
     assert len({first, text(width=9), text(count=3), text(smoothing=0.2)}) == 4
 
 
+def test_a_graph_is_read_back_with_what_it_reads_besides_its_inputs():
+    first, second, x = torch.randn(3, 4), torch.randn(4, 2), torch.randn(2, 3)
+    made = traces.traced(lambda x: torch.cat([x @ first, x.add(1.5)], 1)[:, :4] @ second, [x])
+    graph, kinds = traces.read(made.text)
+    assert [kind["size"] for kind in kinds] == [[2, 3], [3, 4], [4, 2]]
+    assert torch.equal(graph(x, *made.kept), (x @ first) @ second)
+
+
 def test_a_graph_that_no_other_process_can_read_is_refused():
     with pytest.raises(Unfusable, match="a complex, which no other process can read"):
         traces.traced(lambda x: x * 2j, [torch.ones(2)])
@@ -181,8 +189,8 @@ class Device:
         self.trials, self.together = Trials(Drawing()), Together()
         self.speeding = self.together.fused.speeding
 
-    def enter(self, *numbers):
-        made = [self.trials.make(n, {"lr": 0.01, "p": 0.1 + n / 10, "s": 0.1 + n / 20}) for n in numbers]
+    def enter(self, *numbers, p=0.1):
+        made = [self.trials.make(n, {"lr": 0.01, "p": p + n / 10, "s": 0.1 + n / 20}) for n in numbers]
         self.together.enter(*made)
         return made
 
@@ -242,6 +250,21 @@ def test_a_step_is_asked_for_where_the_steps_that_are_expected_repay_it(monkeypa
     assert bool(beside.asked) is asked
 
 
+def test_a_step_that_does_not_what_the_plain_one_does_is_told_and_the_captured_one_goes_on(monkeypatch):
+    device, beside = Device(monkeypatch), Instead(monkeypatch)
+    monkeypatch.setattr(beside, "load", lambda traced: lambda *tensors: [torch.zeros(2).double()])
+    device.enter(0, 1)
+    device.together.step(2)
+    device.meet()
+    device.together.step(1)
+    device.end_unit(10**6)
+    device.together.step(2)
+    assert device.compiled == [False]
+    (said,) = device.together.recipe.refusals
+    assert said.startswith("compiled: the compiled step differs from the plain one by")
+    assert (device.together.recipe.compilable, device.together.recipe.capturable) == (False, True)
+
+
 def test_a_step_that_is_slower_than_the_captured_one_is_told_and_not_taken(monkeypatch):
     device, beside = Device(monkeypatch, compiled=0.003), Instead(monkeypatch)
     device.enter(0, 1)
@@ -255,20 +278,29 @@ def test_a_step_that_is_slower_than_the_captured_one_is_told_and_not_taken(monke
     assert device.together.recipe.refusals == ["compiled: a step of 2 trials takes 3 ms, and 2 captured"]
     assert list(beside.asked.values()) == [1]
     assert device.together.recipe.compilable, "with other numbers of trials"
+    device.speeding.meet([])
+    device.meet()
+    device.together.step(2)
+    device.end_unit(10**6)
+    device.together.step(2)
+    assert device.compiled == [False]
+    assert beside.loads == 1
 
 
-def test_the_step_of_one_trial_is_compiled_ahead_and_is_that_of_each_trial_that_is_left_alone(monkeypatch):
+@pytest.mark.parametrize("ahead", [True, False])
+def test_the_step_of_one_trial_is_compiled_ahead_and_is_that_of_each_trial_that_is_left_alone(monkeypatch, ahead):
     """The trials have numbers of their own, which are no part of the step."""
     device, beside = Device(monkeypatch), Instead(monkeypatch)
     first, second = device.enter(0, 1)
     device.together.step(2)
     device.meet()
     device.together.step(1)
+    device.together.recipe.compiles.ahead = not ahead
     for _ in range(2):
         assert not beside.asked
         device.end_unit(0)
         device.together.step(1)
-    assert len(beside.asked) == 1
+    assert len(beside.asked) == ahead
     assert not beside.loads
     device.together.leave(second)
     for trial, other in ((first, second), (second, first)):
@@ -286,7 +318,7 @@ def test_the_step_of_one_trial_is_compiled_ahead_and_is_that_of_each_trial_that_
 def test_a_step_that_took_a_trials_own_number_as_it_was_is_none_of_the_next_trial(monkeypatch):
     device, beside = Device(monkeypatch), Instead(monkeypatch)
     for number in (0, 1):
-        (trial,) = device.enter(number)
+        (trial,) = device.enter(number, p=0.1 - number / 10)
         device.together.step(2)
         device.meet()
         device.together.step(2)  # one of which has a short batch

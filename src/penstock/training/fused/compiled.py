@@ -42,13 +42,20 @@ class FastStep(ABC):
         self.step = step
         self.bytes = 0  # of a graph's own memory, which torch does not count
         self._kind, self._fixed = inputs.kind(), step.way.fixed
+        self._read: tuple[str, ...] = ()
+        self._plain = step.way.plain(())
         leaves, self._spec = inputs.leaves()
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     def takes(self, inputs: Inputs) -> bool:
         """Whether it was made for such inputs."""
-        return self.step.way.fixed == self._fixed and inputs.kind() == self._kind
+        way = self.step.way
+        return way.fixed == self._fixed and way.plain(self._read) == self._plain and inputs.kind() == self._kind
+
+    def _took(self, read: tuple[str, ...]) -> None:
+        """Note the values of configs that it has in it."""
+        self._read, self._plain = read, self.step.way.plain(read)
 
     @abstractmethod
     def __call__(self, inputs: Inputs) -> torch.Tensor:
@@ -71,9 +78,12 @@ class CompiledStep(FastStep):
 
     compiled = True
 
-    def __init__(self, step: Step, inputs: Inputs, run: Callable[..., Any], kept: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, step: Step, inputs: Inputs, run: Callable[..., Any], kept: Sequence[torch.Tensor], read: tuple[str, ...]
+    ) -> None:
         super().__init__(step, inputs)
         self._run, self._kept = run, kept
+        self._took(read)
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> torch.Tensor:
@@ -117,6 +127,7 @@ class CapturedStep(FastStep):
         finally:
             step.way.release()
         self.bytes = self._recording.bytes
+        self._took(step.way.read if compiled is None else compiled._read)
 
     def takes(self, inputs: Inputs) -> bool:
         return super().takes(inputs) and inputs.addresses() == self._addresses

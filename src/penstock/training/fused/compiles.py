@@ -7,20 +7,15 @@ and on a GPU a capture. On a CPU it loses a part of a core for as long as compil
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from penstock.training.comparing import compared
 from penstock.training.fused.artifacts import Run
 from penstock.training.fused.compiled import trace
-from penstock.training.fused.held import attributes_of
 from penstock.training.fused.inductor import inductor
-from penstock.training.fused.own_numbers import label
 from penstock.training.fused.step import Inputs, Step
 from penstock.training.fused.traces import Traced
 from penstock.training.kernels.choice import kernels
-from penstock.training.loop import Training
-from penstock.training.reads import ABSENT, ReadConfig
 
 MADE = 1.5  # seconds of training that a trace, a comparison and a capture take, until they were measured
 WAITED = {False: 60.0, True: 10.0}  # seconds that a step is waited for, until one was; True where steps are captured
@@ -34,7 +29,8 @@ class Compiled:
     """A step that was traced to be compiled."""
 
     traced: Traced
-    plain: dict[str, object]  # the values of configs and modules that the trace took as they were
+    read: tuple[str, ...]  # the names of the values in configs that it took as they were
+    plain: tuple[object, ...]  # these values, and those of modules
     trials: int
     seconds: float  # that the trace took
     run: Run | None = None  # once it is loaded
@@ -79,33 +75,23 @@ class Compiles:
         """Whether to compile the step of one trial ahead: a long ASHA ends with one trial after another."""
         return trials > 1 and not self.ahead and self.spent > AHEAD and inductor().idle
 
-    def find(self, step: Step, inputs: Inputs, trials: Sequence[Training], used: bool) -> Compiled | None:
+    def find(self, step: Step, inputs: Inputs, used: bool) -> Compiled | None:
         """A step that was asked for, for trials with the values that it took."""
         for one in self.known.get(_kind(step, inputs, used), ()):
-            if all(_values(trial, one.plain) == one.plain for trial in trials):
+            if step.way.plain(one.read) == one.plain:
                 return one
         return None
 
-    def trace(self, step: Step, inputs: Inputs, trials: Sequence[Training], used: bool) -> Compiled:
+    def trace(self, step: Step, inputs: Inputs, used: bool) -> Compiled:
         """Trace a step, with Penstock's kernels or without."""
         began = time.perf_counter()
         with kernels(used):
             made = trace(step, inputs)
-        config, varying = step.way.config, step.way.varying
-        read = [name for name in config.read if label(name) not in varying] if isinstance(config, ReadConfig) else []
-        names = [*map(label, read), *attributes_of(step.way.template)]
-        plain, seconds = _values(trials[0], names), time.perf_counter() - began
-        one = Compiled(made, plain, len(inputs.rows[0]), seconds)
+        read, seconds = step.way.read, time.perf_counter() - began
+        one = Compiled(made, read, step.way.plain(read), len(inputs.rows[0]), seconds)
         self.known.setdefault(_kind(step, inputs, used), []).append(one)
         return one
 
 
 def _kind(step: Step, inputs: Inputs, used: bool) -> Hashable:
     return inputs.kind(), step.way.fixed, used
-
-
-def _values(trial: Training, names: Sequence[str] | dict[str, object]) -> dict[str, object]:
-    """Values of a trial's config and of its modules."""
-    there: dict[str, object] = {label(name): compared(value) for name, value in dict.items(trial.config)}
-    there |= attributes_of(trial.model)
-    return {name: there.get(name, ABSENT) for name in names}

@@ -58,7 +58,7 @@ class Faster:
         if rows is not None and recording.records(stack.device) and not inputs.owners and layable(stack.trials):
             laid = Laid(stack, rows, shared=inputs.shared, drawn=inputs.keys is not None)
         present = self.steps.pop(kind, None)
-        made = self.speeding.make(step, inputs, stack.trials, laid, present)
+        made = self.speeding.make(step, inputs, laid, present)
         if made is not None and made is not present:
             self.recipe.audits.begin_fast("compiled" if made.compiled else "captured")
         if made is not None:

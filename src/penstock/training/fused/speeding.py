@@ -9,7 +9,7 @@ processes beside this one: until they are there, the step goes on captured, or p
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Literal
 
@@ -168,12 +168,7 @@ class Speeding:
         return there and self.recipe.compiles.repaid(self._certain, self._now)
 
     def make(
-        self,
-        step: Step,
-        inputs: Inputs,
-        trials: Sequence[Training],
-        laid: Laid | None = None,
-        present: FastStep | None = None,
+        self, step: Step, inputs: Inputs, laid: Laid | None = None, present: FastStep | None = None
     ) -> FastStep | None:
         """The step that is wanted, made for such inputs; None where it cannot be made or differs from the plain one.
 
@@ -187,10 +182,10 @@ class Speeding:
             # Graphs are recorded, and kernels run, on the current device.
             with torch.cuda.device_of(inputs.rows[0]):  # type: ignore[no-untyped-call]
                 if wanted == "ahead":
-                    self._ask_ahead(step, inputs, trials)
-                elif wanted == "compiled" or self._known(step, inputs, trials):
+                    self._ask_ahead(step, inputs)
+                elif wanted == "compiled" or self._known(step, inputs):
                     wanted = "compiled"
-                    present = self._compiled(step, inputs, trials, laid, present)
+                    present = self._compiled(step, inputs, laid, present)
                 else:
                     present = None
                     present = made = self._captured(step, inputs, laid)
@@ -208,21 +203,19 @@ class Speeding:
         finally:
             self._making += time.perf_counter() - began
 
-    def _known(self, step: Step, inputs: Inputs, trials: Sequence[Training]) -> bool:
+    def _known(self, step: Step, inputs: Inputs) -> bool:
         """Whether such a step is there compiled, and was seen to be faster."""
         if not self.recipe.compilable or self._undecided(step, inputs):
             return False
-        one = self.recipe.compiles.find(step, inputs, trials, self._used(inputs))
+        one = self.recipe.compiles.find(step, inputs, self._used(inputs))
         return one is not None and one.run is not None and one.faster is True
 
-    def _compiled(
-        self, step: Step, inputs: Inputs, trials: Sequence[Training], laid: Laid | None, present: FastStep | None
-    ) -> FastStep | None:
+    def _compiled(self, step: Step, inputs: Inputs, laid: Laid | None, present: FastStep | None) -> FastStep | None:
         """A compiled step, once it is there, if it is faster than the ``present`` one."""
         if not self._considered and self._tunes(step, inputs):
             present = self._faster(step, inputs, laid)
         compiles, used = self.recipe.compiles, self._used(inputs)
-        one = compiles.find(step, inputs, trials, used) or compiles.trace(step, inputs, trials, used)
+        one = compiles.find(step, inputs, used) or compiles.trace(step, inputs, used)
         self._considered = True
         if one.faster is False:
             return present
@@ -238,7 +231,7 @@ class Speeding:
         assert one.run is not None
         began, compiles = time.perf_counter(), self.recipe.compiles
         with untimed(), kernels(self._used(inputs)):
-            compiled = CompiledStep(step, inputs, one.run, one.traced.kept)
+            compiled = CompiledStep(step, inputs, one.run, one.traced.kept, one.read)
             agree_plain(step, compiled, inputs)
             if not (self.recipe.capturable and recording.records(inputs.rows[0].device)):
                 compiles.cost = one.seconds + time.perf_counter() - began, (compiles.cost or (0.0, SAVED[False]))[1]
@@ -263,7 +256,7 @@ class Speeding:
         repaid = self._certain * self._now * TUNED > TUNING and available(inputs.rows[0].device)
         return repaid and self.recipe.capturable and (self._used(inputs) or self._undecided(step, inputs))
 
-    def _ask_ahead(self, step: Step, inputs: Inputs, trials: Sequence[Training]) -> None:
+    def _ask_ahead(self, step: Step, inputs: Inputs) -> None:
         """Have the step of one trial compiled."""
         compiles, count, device = self.recipe.compiles, len(inputs.rows[0]), inputs.rows[0].device
         compiles.ahead = True
@@ -271,8 +264,8 @@ class Speeding:
             return
         first = _first(step, inputs)
         try:
-            if compiles.find(step, first, trials[:1], self._used(first)) is None:
-                inductor().ready(compiles.trace(step, first, trials[:1], self._used(first)).traced)
+            if compiles.find(step, first, self._used(first)) is None:
+                inductor().ready(compiles.trace(step, first, self._used(first)).traced)
         finally:
             step.way.numbers(0, count, device)  # a run is of all trials again
 
