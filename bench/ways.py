@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench.networks import Batch, Network
 from penstock.training.data import Data
 from penstock.training.fused.bundle import Fused
+from penstock.training.fused.inductor import inductor
 from penstock.training.fused.recipe import Recipe
 from penstock.training.loop import Training
 from penstock.training.sources import Source
@@ -217,10 +218,17 @@ def penstock(
 
     def step(batch: Batch) -> Tensor:
         feed.batch = batch
-        if fused.recipe.way is not None and not fused.fast and not fused.recipe.refusals:
+        if fused.recipe.way is not None and not fused.fast and not fused.recipe.refusals and faster is not None:
+            fused.speeding.meet(list(fused.trials))
+            fused.speeding.expect(10**9)
+            fused.speeding.consider(10**9, 1.0)  # a step of a second, so often, repays everything
             fused.speeding.wanted = faster
         fused.step()
-        refused = [said for said in fused.recipe.refusals if not said.startswith("kernels")]
+        while fused.speeding.compiles and inductor().failed is None:
+            inductor().wait()
+            fused.speeding.look()
+            fused.step()
+        refused = [said for said in fused.recipe.refusals if not said.startswith(("kernels", "compiled: a step of"))]
         if refused:
             raise RuntimeError("; ".join(refused))
         if fused.recipe.refusals:

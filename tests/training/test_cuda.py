@@ -13,10 +13,12 @@ import penstock as ps
 from penstock.log.events import Measured, Reported
 from penstock.log.reader import read
 from penstock.training.copying import brought
+from penstock.training.fused import artifacts, speeding
+from penstock.training.fused.inductor import Inductor, inductor
 from penstock.training.fused.recording import Pool, Recording
 from penstock.training.fused.speeding import Speeding
 from tests.tasks import Blobs
-from tests.training.together import Together, Trials
+from tests.training.together import Together, Trials, farthest
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SPACE = {"lr": ps.loguniform(1e-3, 1)}
@@ -199,9 +201,23 @@ def test_tensors_are_brought_to_the_host_as_they_are_each_with_memory_of_its_own
     assert back["a"].untyped_storage().nbytes() == 24
 
 
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Compiled steps are taken whatever they save, from an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(speeding, "_seconds", lambda step, inputs: 1.0 if step.compiled else 2.0)
+    monkeypatch.setattr(Inductor, "prepared", lambda self: True)
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("faster", [None, "captured", "compiled"])
 def test_fused_trials_learn_as_they_do_alone(faster, monkeypatch):
-    consider, recipes = Speeding.consider, []
+    consider, recipes, ready = Speeding.consider, [], Inductor.ready
+
+    def there(self, traced):
+        while not ready(self, traced) and self.failed is None:
+            self.wait()
+        return self.failed is None
 
     def wish(self, *given, **how):
         consider(self, *given, **how)
@@ -209,6 +225,7 @@ def test_fused_trials_learn_as_they_do_alone(faster, monkeypatch):
         recipes.append(self.recipe)
 
     monkeypatch.setattr(Speeding, "consider", wish)
+    monkeypatch.setattr(Inductor, "ready", there)
     study = ps.Study(Net(), FUSED, metric="loss", mode="min", algorithm=ps.Random(budget=4), trials=5, name="solo")
     alone = study.run(progress=False, sharing="solo")
     with warnings.catch_warnings():
@@ -216,8 +233,42 @@ def test_fused_trials_learn_as_they_do_alone(faster, monkeypatch):
         fused = study.replace(name="fused").run(progress=False, sharing="fused")
     assert recipes
     assert not any(recipe.refusals for recipe in recipes)
+    taken = [one.faster for recipe in recipes for every in recipe.compiles.known.values() for one in every]
+    assert any(taken) is (faster == "compiled")
     for one, other in zip(curves(alone), curves(fused), strict=True):
         assert one == pytest.approx(other, rel=1e-7)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_captured_step_goes_on_until_the_compiled_one_is_there_and_takes_its_place():
+    trials, together = Trials(Net(), device=torch.device("cuda")), Together()
+    configs = [{"lr": 0.001 * (n + 1), "dropout": 0.1 * n} for n in range(3)]
+    made = [trials.make(number, config) for number, config in enumerate(configs)]
+    fused, speed = together.enter(*made).step(2).fused, together.fused.speeding
+    speed.meet(made)
+    speed.expect(10**9)
+    together.step(3)
+    assert [step.compiled for step in fused.fast.steps.values()] == [False]
+    speed.took(2.0, 1000)
+    assert speed.end_unit(10**9, fast=True, by_device=0.002)
+    for _ in range(20):  # in which nothing is compiled yet
+        together.step(0 if fused.leap(5) else 1)
+        together.end_units()
+        assert speed.compiles
+        assert [step.compiled for step in fused.fast.steps.values()] == [False]
+    while speed.compiles and speed.wanted is None:
+        inductor().wait()
+        speed.look()
+    for _ in range(20):
+        together.step(0 if fused.leap(5) else 1)
+        together.end_units()
+    assert [step.compiled for step in fused.fast.steps.values()] == [True]
+    assert not together.recipe.refusals
+    assert {file.is_file() for file in artifacts.folder().iterdir()} == {True}
+    for number, trial in enumerate(made):
+        alone, curve = trials.alone(number, configs[number], trial.step)
+        assert farthest(fused.state(trial)["model"], alone.state(drawn=False)["model"])[0] < 1e-6
+        assert together.curve(trial)[-1]["loss"] == pytest.approx(curve[-1]["loss"], rel=1e-6)
 
 
 class Smoothed(Blobs):
@@ -228,10 +279,9 @@ class Smoothed(Blobs):
         return smooth / (1 + config["lr"])
 
 
-@pytest.mark.parametrize("faster", ["captured", "compiled"])
-def test_numbers_of_trials_reach_a_captured_step(faster, monkeypatch):
+def test_numbers_of_trials_reach_a_captured_step(monkeypatch):
     def consider(self, certain, pace, *, known=True):
-        self._pace, self.wanted = None, faster
+        self._pace, self.wanted = None, "captured"
 
     monkeypatch.setattr(Speeding, "consider", consider)
     fused = run(Smoothed(), ps.SuccessiveHalving(max_budget=9, reduction=3), trials=9, sharing="fused")

@@ -7,7 +7,9 @@ from itertools import islice
 import torch
 
 from penstock.training.data import DataCache
+from penstock.training.fused import compiles, speeding, traces
 from penstock.training.fused.bundle import Fused
+from penstock.training.fused.compiled import CompiledStep, trace
 from penstock.training.fused.recipe import Recipe
 from penstock.training.loop import Training
 from penstock.training.sources import Source
@@ -29,6 +31,37 @@ class Trials:
         """A trial after some steps on its own, and its metrics."""
         run = self.make(number, config)
         return run, go_on(run, steps)
+
+
+def as_traced(step, inputs):
+    """A step as its trace, which went through its text: what Inductor would compile."""
+    made = trace(step, inputs)
+    return CompiledStep(step, inputs, traces.read(made.text)[0], made.kept, step.way.read)
+
+
+class Instead:
+    """Stands for Inductor beside training: a step is there once it was asked for so many times, as its trace."""
+
+    idle, wait = True, 0.0
+
+    def __init__(self, monkeypatch, looks=0):
+        self.looks, self.asked, self.loads = looks, {}, 0
+        for module in (compiles, speeding):
+            monkeypatch.setattr(module, "inductor", lambda: self)
+
+    def prepared(self):
+        return True
+
+    def waits(self, unknown):
+        return self.wait
+
+    def ready(self, traced):
+        self.asked[traced.key] = self.asked.get(traced.key, 0) + 1
+        return self.asked[traced.key] > self.looks
+
+    def load(self, traced):
+        self.loads += 1
+        return traces.read(traced.text)[0]
 
 
 def go_on(run, steps):

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from penstock.training.fused import compiled, speeding
+from penstock.training.fused import speeding
 from penstock.training.fused.agreement import agree_plain
 from penstock.training.fused.batches import full
 from penstock.training.fused.compiled import FastStep
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.ways import Native
 from tests.tasks import Blobs
-from tests.training.together import Together, Trials
+from tests.training.together import Instead, Together, Trials, as_traced
 
 
 class Plain(FastStep):
@@ -53,13 +53,11 @@ def test_a_rate_that_differs_takes_no_other_rates_place():
     assert not step.takes(made(together.fused)[1])
 
 
-def test_a_step_with_rates_that_differ_is_traced_as_it_is(monkeypatch):
-    monkeypatch.setattr("torch._inductor.compile", lambda graph, given: graph)
-    monkeypatch.setattr(compiled, "_leave_alone", lambda graph: None)
+def test_a_step_with_rates_that_differ_is_traced_as_it_is():
     trials = Trials(Dropping())
     rates = ((0.5, 0.5), (0.1, 0.5))
     fused = Together().enter(*(trials.make(n, {"lr": 0.1, "rates": pair}) for n, pair in enumerate(rates))).step().fused
-    step, inputs = made(fused, compiled.CompiledStep)
+    step, inputs = made(fused, as_traced)
     agree_plain(step.step, step, inputs)
 
 
@@ -76,13 +74,11 @@ class Smooth(Blobs):
 
 
 @pytest.mark.parametrize("plainly", [False, True])
-def test_numbers_of_trials_are_inputs_of_a_traced_step_unless_it_took_them_as_pythons(plainly, monkeypatch):
-    monkeypatch.setattr("torch._inductor.compile", lambda graph, given: graph)
-    monkeypatch.setattr(compiled, "_leave_alone", lambda graph: None)
+def test_numbers_of_trials_are_inputs_of_a_traced_step_unless_it_took_them_as_pythons(plainly):
     trials = Trials(Smooth(plainly=plainly))
     one, other, third = (trials.make(n, {"lr": 0.1, "s": s}) for n, s in enumerate((0.1, 0.4, 0.7)))
     together = Together(Native).enter(one, other).step()
-    step, inputs = made(together.fused, compiled.CompiledStep)
+    step, inputs = made(together.fused, as_traced)
     agree_plain(step.step, step, inputs)
     together.leave(other)
     together.enter(third)
@@ -162,7 +158,8 @@ def test_a_step_is_made_while_the_trials_device_is_the_current_one(monkeypatch):
         current.pop()
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    monkeypatch.setattr(speeding, "CompiledStep", lambda *given: seen.extend(current) or Plain(*given))
+    Instead(monkeypatch)
+    monkeypatch.setattr(speeding, "CompiledStep", lambda *given: seen.extend(current) or Plain(*given[:2]))
     trials = Trials(Blobs())
     together = Together().enter(*(trials.make(n, {"lr": 0.1}) for n in range(2))).step()
     together.fused.speeding.wanted = "compiled"

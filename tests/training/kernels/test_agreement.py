@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 import penstock as ps
-from penstock.training.fused import compiled, speeding
+from penstock.training.fused import speeding
 from penstock.training.fused.agreement import agree_kernels, agree_plain
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.step import Step
 from penstock.training.kernels import normalization
 from penstock.training.kernels.choice import available, kernels, wanted
-from tests.training.together import Together, Trials
+from tests.training.together import Together, Trials, as_traced
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -90,12 +90,10 @@ def test_a_kernel_that_is_wrong_about_what_a_module_keeps_is_refused(monkeypatch
         agree_kernels(step(fused), inputs)
 
 
-def test_a_traced_step_keeps_the_statistics_that_the_plain_one_keeps(monkeypatch):
-    monkeypatch.setattr("torch._inductor.compile", lambda graph, given: graph)
-    monkeypatch.setattr(compiled, "_leave_alone", lambda graph: None)
+def test_a_traced_step_keeps_the_statistics_that_the_plain_one_keeps():
     fused, inputs = bundle()
     with kernels(True):
-        traced = compiled.CompiledStep(step(fused), inputs)
+        traced = as_traced(step(fused), inputs)
         agree_plain(traced.step, traced, inputs)
     ran = [str(node.target) for node in traced._run.graph.nodes]
     assert ran.count("aten._foreach_mul_.Scalar") == 1

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 pytest.importorskip("triton")
 
 from penstock.executors.processes.forking import fork
-from penstock.training.kernels import compiling, needed
+from penstock.training.kernels import needed
 from penstock.training.kernels.compiling import Compiling
 from penstock.training.kernels.needed import Job
 from tests.programs import run
@@ -136,7 +137,7 @@ def test_a_side_process_that_dies_is_said_once_and_training_goes_on(found, cache
 
 
 def test_a_side_process_that_cannot_start_is_said_once(found, cache, beside, caplog, monkeypatch):
-    monkeypatch.setattr(compiling.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
     for _ in range(2):
         assert not beside.ready(found["jobs"])
     assert "/nowhere/python" in beside.failed

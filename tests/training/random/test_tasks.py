@@ -11,13 +11,12 @@ from torch import nn
 
 import penstock as ps
 from penstock.training.check import describe
-from penstock.training.fused import compiled
 from penstock.training.fused.agreement import agree_plain
 from penstock.training.fused.general import General
 from penstock.training.fused.ways import Native
 from tests.tasks import Blobs
 from tests.training.fused.test_compiled import made
-from tests.training.together import Alone, Together, Trials
+from tests.training.together import Alone, Together, Trials, as_traced
 
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),
@@ -278,14 +277,12 @@ def test_a_bundle_by_vmap(name):
 @pytest.mark.parametrize("name", ["vae", "diffusion", "torchvision by row", "layer drop off", "rrelu", "lstm", "hard"])
 def test_a_step_is_traced_as_it_is(name, monkeypatch):
     """Its keys are inputs of the trace: it draws anew at every step."""
-    monkeypatch.setattr("torch._inductor.compile", lambda graph, given: graph)
-    monkeypatch.setattr(compiled, "_leave_alone", lambda graph: None)
     task = TASKS[name]
     if name == "hard":  # a check of values cannot be traced
         monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", False)
     trials = Trials(task)
     fused = Together().enter(*(trials.make(n, {"lr": lr}) for n, lr in enumerate(RATES))).step().fused
-    step, _ = made(fused, compiled.CompiledStep)
+    step, _ = made(fused, as_traced)
     for _ in range(3):  # two full batches, of the first epoch and of the second
         fused.step()
     agree_plain(step.step, step, made(fused)[1])

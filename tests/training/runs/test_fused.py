@@ -11,7 +11,7 @@ from penstock.bundle import Bundle, Job, Left, Measured, Placement, StateSaved, 
 from penstock.errors import TaskError
 from penstock.speed.sizes import best_size
 from penstock.training.checkpoint import load
-from penstock.training.fused import measuring, speeding
+from penstock.training.fused import compiles, measuring, speeding
 from penstock.training.fused.bundle import Fused
 from penstock.training.fused.compiled import FastStep
 from penstock.training.fused.measuring import Measuring
@@ -25,7 +25,7 @@ from penstock.training.worker import Worker
 from penstock.trial import Report
 from tests.tasks import Blobs
 from tests.training.recorded import accelerate
-from tests.training.together import Alone, Trials
+from tests.training.together import Alone, Instead, Trials
 
 LRS = (0.3, 0.1, 0.03, 0.01, 0.2, 0.02)
 
@@ -623,7 +623,7 @@ class Faster(FastStep):
     made, taken, seconds = 0, 0, 0  # how many were made, how many steps they took, and what making one takes
 
     def __init__(self, *given):
-        super().__init__(*given)
+        super().__init__(*given[:2])
         Faster.made += 1
         for _ in range(self.seconds):
             time.perf_counter()
@@ -639,10 +639,11 @@ def faster(monkeypatch):
     ticks, plain = count(), Stepping._step
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(Stepping, "_step", lambda *given: [next(ticks) for _ in range(10)] and plain(*given))
-    monkeypatch.setattr(speeding, "COMPILING", 0.0)
+    monkeypatch.setattr(compiles, "MADE", 0.0)
     monkeypatch.setattr(speeding, "CompiledStep", Faster)
     for name in ("made", "taken", "seconds"):
         monkeypatch.setattr(Faster, name, 0)
+    Faster.beside = Instead(monkeypatch)
     return Faster
 
 
@@ -652,6 +653,39 @@ def test_a_faster_step_is_kept_whatever_it_took_to_make(driven, faster):
     driven.go_on()
     assert faster.made == 1
     assert faster.taken == 1 + 3 * 5, "to be compared, then in all full batches of three units"
+    driven.assert_as_alone(0, 1, 2)
+
+
+def test_training_goes_on_while_a_step_is_compiled_and_it_is_taken_within_a_unit(driven, faster):
+    faster.beside.looks = 4
+    driven.place(*(driven.placement(trial, 4) for trial in range(3)))
+    driven.go_on()
+    assert len(faster.beside.asked) == faster.beside.loads == faster.made == 1, "one trace, of which all comes"
+    assert faster.taken == 1 + (5 - 4) + 2 * 5, "the second unit begins plain"
+    driven.assert_as_alone(0, 1, 2)
+
+
+def test_a_step_that_is_not_there_in_time_or_no_longer_repays_it_is_not_taken(driven, faster, monkeypatch):
+    faster.beside.looks = 14
+    driven.place(*(driven.placement(trial, 4) for trial in range(3)))
+    driven.go_on(lambda e: isinstance(e, Report) and e.unit == 3)
+    assert max(faster.beside.asked.values()) == 13
+    monkeypatch.setattr(compiles, "MADE", 1e9)
+    driven.go_on()
+    assert not faster.made
+    driven.assert_as_alone(0, 1, 2)
+
+
+def test_a_step_that_cannot_be_compiled_is_told_and_not_asked_for_again(driven, faster, monkeypatch):
+    def ready(self, traced):
+        self.asked[traced.key] = self.asked.get(traced.key, 0) + 1
+        raise Unfusable("KeyError: no such operator")
+
+    monkeypatch.setattr(Instead, "ready", ready)
+    driven.place(*(driven.placement(trial, 3) for trial in range(3)))
+    driven.go_on()
+    assert list(faster.beside.asked.values()) == [1]
+    assert driven.measured()[-1].reason.endswith("not compiled: KeyError: no such operator")
     driven.assert_as_alone(0, 1, 2)
 
 

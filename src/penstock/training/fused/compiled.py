@@ -1,6 +1,6 @@
 """A bundle's training step made faster: compiled by Inductor, or captured as a CUDA graph.
 
-The step is the one in ``step.py``, a function of its inputs alone. It is traced once with ``make_fx`` and compiled
+The step is the one in ``step.py``, a function of its inputs alone. It is traced once and compiled beside training
 (intra-trial fusion, Hydro §4.2), or recorded once on the device and replayed, which spares the launching of kernels.
 """
 
@@ -19,6 +19,7 @@ from penstock.training.fused.laying import Laid, Row
 from penstock.training.fused.recording import Pool
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.step import Inputs, Step
+from penstock.training.fused.traces import Traced, traced
 
 _COPIED = ("coefficients", "batch", "keys", "numbers")  # the inputs that are other tensors at every step
 StepKind = tuple[int, bool, tuple[torch.Size, ...]]
@@ -33,19 +34,28 @@ def step_kind(trials: int, shared: bool, batch: Any) -> StepKind:
 class FastStep(ABC):
     """A training step made for one kind of inputs."""
 
+    compiled = False
+
     def __init__(self, step: Step, inputs: Inputs) -> None:
         if inputs.owners:
             raise Unfusable("the trials' optimizers step one after another")
         self.step = step
         self.bytes = 0  # of a graph's own memory, which torch does not count
         self._kind, self._fixed = inputs.kind(), step.way.fixed
+        self._read: tuple[str, ...] = ()
+        self._plain = step.way.plain(())
         leaves, self._spec = inputs.leaves()
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     def takes(self, inputs: Inputs) -> bool:
         """Whether it was made for such inputs."""
-        return self.step.way.fixed == self._fixed and inputs.kind() == self._kind
+        way = self.step.way
+        return way.fixed == self._fixed and way.plain(self._read) == self._plain and inputs.kind() == self._kind
+
+    def _took(self, read: tuple[str, ...]) -> None:
+        """Note the values of configs that it has in it."""
+        self._read, self._plain = read, self.step.way.plain(read)
 
     @abstractmethod
     def __call__(self, inputs: Inputs) -> torch.Tensor:
@@ -64,39 +74,41 @@ class FastStep(ABC):
 
 
 class CompiledStep(FastStep):
-    """Compiled by Inductor."""
+    """Compiled by Inductor: ``run`` takes the tensors of its inputs, and those that the trace ``kept``."""
 
-    def __init__(self, step: Step, inputs: Inputs) -> None:
-        from torch._inductor import compile as inductor
-        from torch.fx.experimental.proxy_tensor import make_fx
+    compiled = True
 
+    def __init__(
+        self, step: Step, inputs: Inputs, run: Callable[..., Any], kept: Sequence[torch.Tensor], read: tuple[str, ...]
+    ) -> None:
         super().__init__(step, inputs)
-        given = self._tensors(inputs)
-        try:
-            graph = make_fx(self._train, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
-        finally:
-            step.way.release()  # its module holds the trace's tensors
-        _leave_alone(graph)
-        self._run: Callable[..., Any] = inductor(graph, list(given))
+        self._run, self._kept = run, kept
+        self._took(read)
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> torch.Tensor:
-        made = self._run(*self._tensors(inputs))
+        made = self._run(*self._tensors(inputs), *self._kept)
         losses: torch.Tensor = made[0] if isinstance(made, tuple | list) else made
         return losses
 
 
-def _leave_alone(graph: torch.fx.GraphModule) -> None:
-    """Tell Inductor that Penstock's kernels are called as they are.
+class _Plain(FastStep):
+    """The plain step, to be traced."""
 
-    Inductor would find that out by itself. But torch 2.11 first writes a text of everything that an argument was
-    computed from, even where nobody reads it, and a residual network doubles that text at every block.
-    """
-    from torch._inductor import lowering
+    @torch.no_grad()
+    def __call__(self, inputs: Inputs) -> torch.Tensor:
+        return self._train(*self._tensors(inputs))
 
-    for op in {node.target for node in graph.graph.nodes if str(node.target).startswith("penstock.")}:
-        if op not in lowering.lowerings:
-            lowering.make_fallback(op, layout_constraint=lowering.constrain_to_fx_strides)  # type: ignore[no-untyped-call]
+    def traced(self, inputs: Inputs) -> Traced:
+        try:
+            return traced(self._train, self._tensors(inputs))
+        finally:
+            self.step.way.release()  # its module holds the trace's tensors
+
+
+def trace(step: Step, inputs: Inputs) -> Traced:
+    """The step for such inputs, traced."""
+    return _Plain(step, inputs).traced(inputs)
 
 
 class CapturedStep(FastStep):
@@ -109,12 +121,13 @@ class CapturedStep(FastStep):
         super().__init__(step, inputs)
         self._own = replace(inputs, params=None, room=None, **self._copies(inputs))
         self._addresses = inputs.addresses()
-        self._run = step if compiled is None else compiled
+        self._run, self.compiled = step if compiled is None else compiled, compiled is not None
         try:
             self._recording = recording.Recording(self._once, inputs.written(), pool)
         finally:
             step.way.release()
         self.bytes = self._recording.bytes
+        self._took(step.way.read if compiled is None else compiled._read)
 
     def takes(self, inputs: Inputs) -> bool:
         return super().takes(inputs) and inputs.addresses() == self._addresses

@@ -7,7 +7,7 @@ refused, in whatever step it is read first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from penstock.training.comparing import compared
@@ -39,6 +39,10 @@ class SharedConfig(ReadConfig):
             self.read.setdefault(name, None)
             return self._number(name)
         raise Unfusable(f'config["{name}"] differs from trial to trial, and was not read in the first batch')
+
+    def common(self, name: str) -> Hashable:
+        """A value that all trials have in common, as it compares; reads nothing."""
+        return compared(dict.get(self, name, ABSENT)) if self._agree(name) else None
 
     def __contains__(self, name: object) -> bool:
         there = [name in config for config in self._configs]

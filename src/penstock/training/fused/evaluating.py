@@ -154,10 +154,12 @@ class Measure:
         finally:
             way.release()
         self.bytes = self._recording.bytes
+        self._read = way.read
+        self._plain = way.plain(self._read)
 
     def holds(self, stack: Stack, way: Way, first: int, last: int) -> bool:
         """Whether it was made for these rows as they lie now."""
-        return self._kind(stack, way, first, last) == self._made_for
+        return way.plain(self._read) == self._plain and self._kind(stack, way, first, last) == self._made_for
 
     @staticmethod
     def _kind(stack: Stack, way: Way, first: int, last: int) -> tuple[object, ...]:

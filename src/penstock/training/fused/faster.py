@@ -57,9 +57,10 @@ class Faster:
         rows, laid = short_of(stack.trials), None
         if rows is not None and recording.records(stack.device) and not inputs.owners and layable(stack.trials):
             laid = Laid(stack, rows, shared=inputs.shared, drawn=inputs.keys is not None)
-        self.recipe.audits.begin_fast(self.speeding.wanted)
-        made = self.speeding.make(step, inputs, laid)
-        self.steps.pop(kind, None)
+        present = self.steps.pop(kind, None)
+        made = self.speeding.make(step, inputs, laid, present)
+        if made is not None and made is not present:
+            self.recipe.audits.begin_fast("compiled" if made.compiled else "captured")
         if made is not None:
             self.steps[kind] = made
             while len(self.steps) > KEPT:

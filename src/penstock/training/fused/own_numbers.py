@@ -9,7 +9,7 @@ from torch import nn
 
 from penstock.training.fused.configs import SharedConfig
 from penstock.training.fused.held import set_attribute
-from penstock.training.fused.numbers import Notes, Number, Plain, numbered
+from penstock.training.fused.numbers import Notes, Number, Plain, is_number, numbered
 from penstock.training.fused.stacked import ask_first
 from penstock.training.fused.watching import Numbered
 from penstock.trial import Config
@@ -18,6 +18,7 @@ from penstock.trial import Config
 class OwnNumbers:
     """The numbers that differ from trial to trial, by name: ``config["alpha"]``, or path and name of an attribute.
 
+    One that ever differed is a number from then on: the step of a trial alone is that of the next trial alone, too.
     An attribute's number is given to every run. A config's is given from the time on that it was read first: configs
     have numbers, such as the learning rate, that no loss reads.
     """
@@ -43,14 +44,13 @@ class OwnNumbers:
         for attribute, value in own[0].items():
             rows = [one[attribute] for one in own]
             same = attribute not in self._attributes and all(row == value for row in rows)
+            if not same:
+                self._attributes |= {attribute}
             set_attribute(self._template, attribute, value if same else self._add(attribute, rows))
-        shared = SharedConfig(configs, self._number, self._always)
-        for name in self._read:
-            if not all(name in config for config in configs):
-                continue
-            if any(config[name] != configs[0][name] for config in configs) or name in self._always:
-                self._add(label(name), [config[name] for config in configs])
-        return shared
+        read = [name for name in self._read if all(is_number(dict.get(config, name)) for config in configs)]
+        for name in read:
+            self._add(label(name), [config[name] for config in configs])
+        return SharedConfig(configs, self._number, self._always.union(read))
 
     def _add(self, called: str, rows: Sequence[Plain]) -> Number:
         self.given[called] = rows

@@ -9,6 +9,7 @@ import torch
 
 from penstock.training.fused.audit import Audits
 from penstock.training.fused.batches import Shapes
+from penstock.training.fused.compiles import Compiles
 from penstock.training.fused.general import General
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.watching import Again
@@ -45,7 +46,7 @@ class Recipe:
     pace: tuple[int, float] | None = None  # how many trials took a plain step last, and its seconds
     kernels: dict[int, bool] = field(default_factory=dict)  # by trials: whether Penstock's own kernels are used
     audits: Audits = field(default_factory=Audits)
-    compiling: tuple[float, float] | None = None  # seconds that compiling took, and the share of a step that it saved
+    compiles: Compiles = field(default_factory=Compiles)  # of all bundles of the signature
 
     def beside(self) -> Recipe:
         """The same for another bundle at the same time, whose way is its own; what was ``proven`` holds for both."""
@@ -55,7 +56,17 @@ class Recipe:
     def of_another_size(self) -> Recipe:
         """What holds for trials of another batch size too. Their steps are compared and timed by themselves."""
         known = self.beside()
-        return replace(known, proven=set(), size=None, reason="", told=None, pace=None, stepped=False, kernels={})
+        return replace(
+            known,
+            proven=set(),
+            size=None,
+            reason="",
+            told=None,
+            pace=None,
+            stepped=False,
+            kernels={},
+            compiles=Compiles(),
+        )
 
     def take(self) -> None:
         """Begin to train a bundle by it."""
@@ -154,10 +165,6 @@ class Recipe:
     def use_kernels(self, trials: int, used: bool) -> None:
         """Note whether steps of about so many trials use Penstock's own kernels."""
         self.kernels[trials] = used
-
-    def take_compiling(self, seconds: float, saved: float) -> None:
-        """Note the seconds that compiling took, and the share of a step that it saved."""
-        self.compiling = seconds, saved
 
 
 def first_line(error: Exception) -> str:

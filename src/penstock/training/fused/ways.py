@@ -27,7 +27,7 @@ from penstock.training.fused.keys import BundleKeys, NoKeys
 from penstock.training.fused.numbers import Notes, Plain
 from penstock.training.fused.operators.kept import Kept, waiting
 from penstock.training.fused.operators.scripts import refuse_scripts
-from penstock.training.fused.own_numbers import OwnNumbers
+from penstock.training.fused.own_numbers import OwnNumbers, label
 from penstock.training.fused.parting import Parting
 from penstock.training.fused.per_trial import PER_TRIAL, PerTrial
 from penstock.training.fused.promoting import demote, promoted
@@ -53,13 +53,15 @@ class Way(ABC):
         refuse_scripts(template)
         self.template = copied(template)  # a module of its own: its parameters are replaced
         self.template.train()  # which the user's own module may do in a way of its own
-        self.config = config
+        self.config = SharedConfig([config])
+        self._attributes: Mapping[str, Plain] = {}  # numbers of the user's modules that all trials share now
         self.random = {True: True, False: True}  # whether a forward in training, or else, draws; known after a first
         # Where a module may draw in a later step, or a mode is on in any case, there are always keys to draw by.
         self._may_draw = any(map(may_draw, template.modules()))
         self._sites: list[PerTrial] = []
         self._made: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._drawing = Drawing(python=True)
+        self._varied: set[str] = set()  # sites at which trials ever differed: their rates stay a step's inputs
         self._fixed: tuple[tuple[str, str, object], ...] = ()  # numbers of torch's modules that all trials share now
         self.parting = Parting()
 
@@ -92,7 +94,8 @@ class Way(ABC):
         for path, module in self.template.named_modules():
             for attribute, both in PER_TRIAL.get(type(module), ()):
                 values = [getattr(modules[path], attribute) for modules in own]
-                if all(v == values[0] for v in values):
+                site = f"{path}.{attribute}"
+                if all(v == values[0] for v in values) and not (site in self._varied and values[0]):
                     setattr(module, attribute, values[0])
                     fixed.append((path, attribute, values[0]))
                     continue
@@ -101,23 +104,25 @@ class Way(ABC):
                         f"{f'{path}.{attribute}'.lstrip('.')} differs from trial to trial, which the {self.name} way "
                         "cannot do"
                     )
-                site = PerTrial(f"{path}.{attribute}", [float(value) for value in values])
-                setattr(module, attribute, site)
-                self._sites.append(site)
+                self._varied.add(site)
+                own_values = PerTrial(site, [float(value) for value in values])
+                setattr(module, attribute, own_values)
+                self._sites.append(own_values)
         self._fixed = tuple(fixed)
         found = [attributes_of(model) for model in models]
-        labels = [label for label in found[0] if all(label in other for other in found)]
-        self._vary_numbers([{label: own[label] for label in labels} for own in found], configs)
-        for label in configs_of(models[0], configs[0]):
-            hold(self.template, label, self.config)
+        names = [name for name in found[0] if all(name in other for other in found)]
+        self._vary_numbers([{name: own[name] for name in names} for own in found], configs)
+        self._attributes = attributes_of(self.template)
+        for name in configs_of(models[0], configs[0]):
+            hold(self.template, name, self.config)
 
     def _vary_numbers(self, own: Sequence[Mapping[str, Plain]], configs: Sequence[Config]) -> None:
         """The attributes of the user's modules, and the config; refuses attributes that differ."""
         self.config = SharedConfig(configs)
-        for label, value in own[0].items():
-            if any(other[label] != value for other in own):
-                raise Unfusable(f"{label} differs from trial to trial, which the {self.name} way cannot do")
-            set_attribute(self.template, label, value)
+        for name, value in own[0].items():
+            if any(other[name] != value for other in own):
+                raise Unfusable(f"{name} differs from trial to trial, which the {self.name} way cannot do")
+            set_attribute(self.template, name, value)
 
     @property
     def fixed(self) -> tuple[tuple[str, str, object], ...]:
@@ -128,6 +133,19 @@ class Way(ABC):
     def varying(self) -> tuple[str, ...]:
         """The names of the numbers that differ from trial to trial now."""
         return tuple(site.name for site in self._sites)
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The names of the values of the config that runs for these trials took as they are."""
+        numbers = set(self.varying)
+        return tuple(name for name in self.config.read if label(name) not in numbers)
+
+    def plain(self, read: Sequence[str]) -> tuple[object, ...]:
+        """The numbers of modules, and the values in the config that were ``read``, as the trials have them now.
+
+        A step that was made once has these in it, so that it holds for other trials with the same alone.
+        """
+        return (self._attributes, *map(self.config.common, read))
 
     def numbers(self, first: int, last: int, device: torch.device) -> list[torch.Tensor]:
         """The numbers that differ from trial to trial, of some rows."""

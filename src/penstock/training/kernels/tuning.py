@@ -108,8 +108,13 @@ def _seconds(launch: Callable[[Blocks], object], blocks: Blocks) -> float:
 # The file
 
 
+def kept_in() -> Path:
+    """The folder in which this user's choices and compiled steps are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
 def _file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "blocks.jsonl"
+    return kept_in() / "blocks.jsonl"
 
 
 @cache
