@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Literal
 
@@ -213,7 +214,7 @@ class Speeding:
     def _compiled(self, step: Step, inputs: Inputs, laid: Laid | None, present: FastStep | None) -> FastStep | None:
         """A compiled step, once it is there, if it is faster than the ``present`` one."""
         if not self._considered and self._tunes(step, inputs):
-            present = self._faster(step, inputs, laid)
+            present = self._faster(step, inputs, laid, tune=True)
         compiles, used = self.recipe.compiles, self._used(inputs)
         one = compiles.find(step, inputs, used) or compiles.trace(step, inputs, used)
         self._considered = True
@@ -264,8 +265,9 @@ class Speeding:
             return
         first = _first(step, inputs)
         try:
-            if compiles.find(step, first, self._used(first)) is None:
-                inductor().ready(compiles.trace(step, first, self._used(first)).traced)
+            used = self._used(inputs)  # as for one trial most probably, too
+            if compiles.find(step, first, used) is None:
+                inductor().ready(compiles.trace(step, first, used).traced)
         finally:
             step.way.numbers(0, count, device)  # a run is of all trials again
 
@@ -294,10 +296,14 @@ class Speeding:
             with kernels(False):
                 return captured(step, inputs, laid, self.pool)
 
-    def _with_kernels(self, step: Step, inputs: Inputs, laid: Laid | None) -> CapturedStep | None:
-        """A captured step with kernels. None where some would have to be compiled first: a process beside does it."""
+    def _with_kernels(self, step: Step, inputs: Inputs, laid: Laid | None, tune: bool = False) -> CapturedStep | None:
+        """A captured step with kernels. None where some would have to be compiled first: a process beside does it.
+
+        ``tune``: their block sizes are timed, for which they are compiled here.
+        """
+        noting: AbstractContextManager[list[Job]] = nullcontext([]) if tune else needed(load=True)
         try:
-            with kernels(True), needed(load=True) as missing:
+            with kernels(True), noting as missing:
                 if not self.recipe.kernels:
                     agree_kernels(step, inputs)
                 made = captured(step, inputs, laid, self.pool)
@@ -347,14 +353,14 @@ class Speeding:
         compiling().ask(jobs)
         return jobs
 
-    def _faster(self, step: Step, inputs: Inputs, laid: Laid | None) -> CapturedStep:
+    def _faster(self, step: Step, inputs: Inputs, laid: Laid | None, tune: bool = False) -> CapturedStep:
         """The faster of two captured steps, without kernels and, where it is not known to be slower, with them."""
         made: dict[bool, CapturedStep] = {}
         with kernels(False):
             made[False] = captured(step, inputs, laid, self.pool)
         if self._used(inputs) or self._undecided(step, inputs):
             try:
-                with_kernels = self._with_kernels(step, inputs, laid)
+                with_kernels = self._with_kernels(step, inputs, laid, tune)
             except Exception as error:  # for want of memory too: the bundle has enough without this comparison
                 self._refuse("kernels", error)
             else:
