@@ -3,9 +3,10 @@
     python bench/fresh.py [--json] [--pairs N] [--load N] [--sides NAME ...]
 
 64 trials of ASHA on scikit-learn's digits, 1 to 27 epochs: Penstock's program against the loop that Optuna's users
-write, with its SuccessiveHalvingPruner, over a DataLoader and over indexed tensors. The programs take turns, each in a
-process of its own, imports included. ``--load`` starts so many busy processes beside them. The CPU seconds of a
-program, with its threads, are told too: other programs on the machine weigh less on these.
+write, with its SuccessiveHalvingPruner, over a DataLoader and over indexed tensors; and ``penstock run`` of the
+example, the same study. The programs take turns, each in a process of its own, imports and its end included. ``--load``
+starts so many busy processes beside them. The CPU seconds of a program, with its threads, are told too: other programs
+on the machine weigh less on these.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 TRIALS, EPOCHS, WIDTHS = 64, 27, (32, 64, 128)
-SIDES = ("Penstock", "Optuna, DataLoader", "Optuna, tensors indexed")
+COMMAND, EXAMPLE = "penstock run", Path(__file__).parents[1] / "examples" / "digits.py"
+SIDES = ("Penstock", "Optuna, DataLoader", "Optuna, tensors indexed", COMMAND)
 
 
 def penstock() -> tuple[int, float]:
@@ -121,12 +124,16 @@ def network(nn: Any, width: int, dropout: float) -> Any:
 
 
 def timed(side: str) -> dict[str, float]:
-    """One program's wall and CPU seconds, its epochs and its best accuracy."""
-    before, began = os.times(), time.perf_counter()
-    done = subprocess.run([sys.executable, __file__, "--side", side], check=True, capture_output=True, text=True)
-    seconds, after = time.perf_counter() - began, os.times()
+    """One program's wall and CPU seconds; its epochs and its best accuracy, where it tells them."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--side", side]
+    if side == COMMAND:
+        command = [str(Path(sys.executable).with_name("penstock")), "run", str(EXAMPLE.resolve())]
+    with tempfile.TemporaryDirectory() as folder:
+        before, began = os.times(), time.perf_counter()
+        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+        seconds, after = time.perf_counter() - began, os.times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"seconds": seconds, "cpu": cpu, **json.loads(done.stdout.splitlines()[-1])}
+    return {"seconds": seconds, "cpu": cpu, **({} if side == COMMAND else json.loads(done.stdout.splitlines()[-1]))}
 
 
 @contextmanager

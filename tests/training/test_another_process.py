@@ -103,7 +103,7 @@ def test_a_signature_is_the_same(told):
     assert told["signature"] == signature(tasks.Blobs()).signature
 
 
-def test_a_trial_that_was_stopped_at_any_step_goes_on_with_the_same_bits(told, begun, folders):
+def test_stopped_at_any_step_and_continued_in_another_process_gives_the_same_bits(told, begun, folders):
     for (name, (before, _)), after in zip(begun.items(), told["curves"], strict=True):
         whole = training(getattr(tasks, name)())
         assert before + after == curve(whole, 4), name

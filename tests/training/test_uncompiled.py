@@ -78,14 +78,15 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("compiler", ["absent", "there"])
+@pytest.mark.parametrize("sharing", [False, True])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_sgd_in_lists_computes_the_bits_of_sgd_tensor_by_tensor(settings, compiler, monkeypatch):
+def test_sgd_in_lists_computes_the_bits_of_sgd_tensor_by_tensor(settings, sharing, compiler, monkeypatch):
     monkeypatch.setattr(uncompiled, "_COMPILER", "torch" if compiler == "there" else "no compiler")
     both = []
     for plainly in (False, True):
         numbers = torch.Generator().manual_seed(0)
         one, two, unused = (torch.nn.Parameter(torch.randn(7, n, generator=numbers)) for n in (13, 129, 1))
-        tied = torch.nn.Parameter(one.data)  # it decays by what the other has become
+        tied = torch.nn.Parameter(one.data if sharing else one.detach() + 1)  # it decays by what the other became
         optimizer = torch.optim.SGD(
             [{"params": [one, tied, unused]}, {"params": [two], "lr": 0.01}], **{"lr": 0.1, **settings}
         )

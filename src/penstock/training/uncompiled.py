@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -21,7 +21,7 @@ from penstock.training.fused.optimizers import hooked_step
 _COMPILER = "torch._dynamo"
 _SGD = inspect.unwrap(torch.optim.SGD.step)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_Tensors = Sequence[torch.Tensor]
+_Tensors = list[Any]
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _lists(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], _Tens
     return lists
 
 
-def _sgd(group: dict[str, Any], params: _Tensors, grads: _Tensors, momentum: _Tensors) -> None:
+def _sgd(group: dict[str, Any], params: _Tensors, grads: Any, momentum: _Tensors) -> None:
     """What torch's SGD computes tensor by tensor, in a fifth of the calls: these feel a small model's step."""
     if group["weight_decay"]:
         grads = torch._foreach_add(grads, params, alpha=group["weight_decay"])
@@ -110,13 +110,14 @@ def _written(optimizer: torch.optim.Optimizer) -> Any:
 
     None where it is not torch's, or where somebody replaced it. A scheduler puts a third wrapper around it.
     """
-    profiled, written = _inside(type(optimizer), type(optimizer).step)
+    kind: Any = type(optimizer)
+    profiled, written = _inside(kind, kind.step)
     own = vars(optimizer).get("step")
     return written if own is None or getattr(own, "__wrapped__", None) is profiled else None
 
 
 @cache
-def _inside(kind: type[torch.optim.Optimizer], profiled: Any) -> tuple[Any, Any]:
+def _inside(kind: Any, profiled: Any) -> tuple[Any, Any]:
     """The step of a kind of optimizers, which it has from itself or a parent, and torch's function inside of it."""
     wrapped = getattr(profiled, "__wrapped__", None)
     written = getattr(wrapped, "__wrapped__", None)
