@@ -287,6 +287,20 @@ def test_a_step_that_is_slower_than_the_captured_one_is_told_and_not_taken(monke
     assert (beside.loads, len(device.together.recipe.refusals)) == (1, 1)
 
 
+def test_a_compiled_step_goes_on_where_a_step_with_kernels_that_come_later_is_slower(monkeypatch):
+    device, _ = Device(monkeypatch), Instead(monkeypatch)
+    device.enter(0, 1)
+    device.together.step(2)
+    device.meet()
+    device.together.step(1)
+    device.end_unit(10**6)
+    device.together.step(2)
+    device.together.recipe.compiles.known.clear()
+    device.speeding.wanted = "captured"
+    device.together.step(2)
+    assert device.compiled == [True]
+
+
 @pytest.mark.parametrize("ahead", [True, False])
 def test_the_step_of_one_trial_is_compiled_ahead_and_is_that_of_each_trial_that_is_left_alone(monkeypatch, ahead):
     """The trials have numbers of their own, which are no part of the step."""

@@ -60,12 +60,15 @@ class Compiles:
         a core from training, and the steps that are certain must repay all of it (Hydro §4.2).
         """
         made, saved = self.cost or (MADE, SAVED_BESIDE_KERNELS if kernels else SAVED[captured])
-        asked = any(one.trials == trials for every in self.known.values() for one in every)
         warm = captured and inductor().warm
-        wait = 0.0 if asked else inductor().waits(0.0 if warm else WAITED[captured])
+        wait = 0.0 if self.asked(trials) else inductor().waits(0.0 if warm else WAITED[captured])
         if not captured:
             return certain * pace * saved > made + wait
-        return ((certain + self.steps.get(trials, 0)) * pace - wait) * saved > made
+        return certain > 0 and ((certain + self.steps.get(trials, 0)) * pace - wait) * saved > made
+
+    def asked(self, trials: int) -> bool:
+        """Whether a step of so many trials was asked for before."""
+        return any(one.trials == trials for every in self.known.values() for one in every)
 
     def repaid(self, certain: int, pace: float) -> bool:
         """Whether a compiled step that is there repays being taken up, by the steps that are certain."""
