@@ -53,7 +53,7 @@ class Instead:
         return True
 
     def waits(self, unknown):
-        return self.delay
+        return unknown if self.delay is None else self.delay
 
     def ready(self, traced):
         self.asked[traced.key] = self.asked.get(traced.key, 0) + 1

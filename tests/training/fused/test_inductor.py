@@ -231,15 +231,17 @@ def test_a_compiled_step_takes_a_captured_ones_place_within_a_unit_once_it_is_th
         assert farthest(device.together.fused.state(trial)["model"], alone.state(drawn=False)["model"]) <= (1e-9, "")
 
 
-@pytest.mark.parametrize(("certain", "steps", "wait", "asked"), [
-    (2000, 0, 0.0, True),  # of 4 s, 0.4 are saved: 1.6
-    (1500, 0, 0.0, False),
-    (3000, 0, 5.0, False),  # most of these are over by then
-    (1500, 3, 0.0, True),  # three thousand were taken: as many more are expected
+@pytest.mark.parametrize(("certain", "steps", "wait", "warm", "asked"), [
+    (2000, 0, 0.0, False, True),  # of 4 s, 0.4 are saved: 1.6
+    (1500, 0, 0.0, False, False),
+    (3000, 0, 5.0, False, False),  # most of these are over by then
+    (3000, 0, None, False, False),  # it is not known how long it takes
+    (3000, 0, None, True, True),  # steps were kept by an earlier study
+    (1500, 3, 0.0, False, True),  # three thousand were taken: as many more are expected
 ])  # fmt: skip
-def test_a_step_is_asked_for_where_the_steps_that_are_expected_repay_it(monkeypatch, certain, steps, wait, asked):
+def test_a_step_is_asked_for_where_the_steps_that_are_expected_repay_it(monkeypatch, certain, steps, wait, warm, asked):
     device, beside = Device(monkeypatch), Instead(monkeypatch)
-    beside.delay = wait
+    beside.delay, beside.warm = wait, warm
     device.enter(0, 1)
     device.together.step(2)
     device.meet()
