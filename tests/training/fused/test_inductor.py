@@ -18,7 +18,7 @@ from penstock.training.fused.stacked import Unfusable
 from tests.tasks import Blobs
 from tests.training.fused.test_compiled import made
 from tests.training.recorded import record
-from tests.training.together import Instead, Together, Trials, farthest
+from tests.training.together import Instead, Together, Trials, farthest, go_on
 
 CPU = torch.device("cpu")
 
@@ -189,8 +189,10 @@ class Device:
         self.trials, self.together = Trials(Drawing()), Together()
         self.speeding = self.together.fused.speeding
 
-    def enter(self, *numbers, p=0.1):
+    def enter(self, *numbers, p=0.1, before=None):
         made = [self.trials.make(n, {"lr": 0.01, "p": p + n / 10, "s": 0.1 + n / 20}) for n in numbers]
+        if before is not None:
+            before(made[-1], made[-1].unit_length)
         self.together.enter(*made)
         return made
 
@@ -303,11 +305,13 @@ def test_a_compiled_step_goes_on_where_a_step_with_kernels_that_come_later_is_sl
     assert device.compiled == [True]
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_the_step_of_one_trial_is_compiled_ahead_and_is_that_of_each_trial_that_is_left_alone(monkeypatch, ahead):
-    """The trials have numbers of their own, which are no part of the step."""
+@pytest.mark.parametrize(("ahead", "apart"), [(True, False), (True, True), (False, False)])
+def test_the_step_of_one_trial_is_compiled_ahead_and_is_that_of_each_trial_that_is_left_alone(
+    monkeypatch, ahead, apart
+):
+    """The trials have numbers of their own, which are no part of the step; one may be an epoch ahead of the other."""
     device, beside = Device(monkeypatch), Instead(monkeypatch)
-    first, second = device.enter(0, 1)
+    first, second = device.enter(0, 1, before=go_on if apart else None)
     device.together.step(2)
     device.meet()
     device.together.step(1)

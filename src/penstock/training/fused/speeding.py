@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from torch.utils._pytree import tree_map
 
 from penstock.training.fused import recording
 from penstock.training.fused.agreement import agree_kernels, agree_plain
@@ -268,10 +269,10 @@ class Speeding:
     def _ask_ahead(self, step: Step, inputs: Inputs) -> None:
         """Have the step of one trial compiled."""
         compiles, count, device = self.recipe.compiles, len(inputs.rows[0]), inputs.rows[0].device
-        compiles.ahead = True
-        if not inputs.shared:
-            return
-        first = _first(step, inputs)
+        compiles.ahead, first = True, _first(step, inputs)
+        if not inputs.shared:  # alone, it has a batch without others beside it
+            batch = tree_map(lambda leaf: leaf[0] if isinstance(leaf, torch.Tensor) else leaf, first.batch)
+            first = replace(first, batch=batch, shared=True)
         try:
             if compiles.find(step, first, self._used(first)) is None:
                 inductor().ready(compiles.trace(step, first, self._used(first)).traced)
