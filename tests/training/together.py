@@ -42,7 +42,7 @@ def as_traced(step, inputs):
 class Instead:
     """Stands for Inductor beside training: a step is there once it was asked for so many times, as its trace."""
 
-    idle, wait = True, 0.0
+    idle, warm, delay = True, False, 0.0
 
     def __init__(self, monkeypatch, looks=0):
         self.looks, self.asked, self.loads = looks, {}, 0
@@ -53,7 +53,7 @@ class Instead:
         return True
 
     def waits(self, unknown):
-        return self.wait
+        return unknown if self.delay is None else self.delay
 
     def ready(self, traced):
         self.asked[traced.key] = self.asked.get(traced.key, 0) + 1

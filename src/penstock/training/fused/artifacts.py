@@ -68,11 +68,13 @@ def drop(file: Path) -> None:
 
 def loaded(file: Path) -> Run:
     """The compiled step in a file, a function of its tensors."""
+    from torch._inductor import config
     from torch._inductor.standalone_compile import CompiledArtifact
 
     if torch.cuda.is_available():  # or Inductor would move Triton's cache, where Penstock's kernels lie
         os.environ.setdefault("TRITON_CACHE_DIR", triton_folder())
-    run: Run = CompiledArtifact.load(path=str(file), format="binary")
+    with config.patch(compile_threads=1):  # or Inductor would start processes of its own, with nothing to compile
+        run: Run = CompiledArtifact.load(path=str(file), format="binary")
     return run
 
 

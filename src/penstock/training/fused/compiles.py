@@ -19,7 +19,7 @@ from penstock.training.kernels.choice import kernels
 
 MADE = 1.5  # seconds of training that a trace, a comparison and a capture take, until they were measured
 WAITED = {False: 60.0, True: 10.0}  # seconds that a step is waited for, until one was; True where steps are captured
-SAVED = {False: 0.25, True: 0.3}  # the share of a step that compiling saves, until it was measured
+SAVED = {False: 0.25, True: 0.4}  # the share of a step that compiling saves, until it was measured
 SAVED_BESIDE_KERNELS = 0.15  # the same of a step with Penstock's kernels: little is left to compile
 AHEAD = 3.0  # seconds of captured steps of a signature after which the step of one trial is compiled ahead
 
@@ -60,11 +60,15 @@ class Compiles:
         a core from training, and the steps that are certain must repay all of it (Hydro §4.2).
         """
         made, saved = self.cost or (MADE, SAVED_BESIDE_KERNELS if kernels else SAVED[captured])
-        asked = any(one.trials == trials for every in self.known.values() for one in every)
-        wait = 0.0 if asked else inductor().waits(WAITED[captured])
+        warm = captured and inductor().warm
+        wait = 0.0 if self.asked(trials) else inductor().waits(0.0 if warm else WAITED[captured])
         if not captured:
             return certain * pace * saved > made + wait
-        return ((certain + self.steps.get(trials, 0)) * pace - wait) * saved > made
+        return certain > 0 and ((certain + self.steps.get(trials, 0)) * pace - wait) * saved > made
+
+    def asked(self, trials: int) -> bool:
+        """Whether a step of so many trials was asked for before."""
+        return any(one.trials == trials for every in self.known.values() for one in every)
 
     def repaid(self, certain: int, pace: float) -> bool:
         """Whether a compiled step that is there repays being taken up, by the steps that are certain."""

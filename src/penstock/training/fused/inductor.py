@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import cache
+from functools import cache, cached_property
 from threading import Thread
 
 from penstock.training.beside import Beside
@@ -38,6 +38,11 @@ class Inductor(Beside):
     def waits(self, unknown: float) -> float:
         """How many seconds a step is to be waited for: as long as the last one, or so many where none was yet."""
         return unknown if self._waited is None else self._waited
+
+    @cached_property
+    def warm(self) -> bool:
+        """Whether steps were compiled here before, so that the next one may be there at once."""
+        return any(artifacts.folder().glob("*.*"))
 
     @property
     def idle(self) -> bool:

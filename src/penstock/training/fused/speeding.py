@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from torch.utils._pytree import tree_map
 
 from penstock.training.fused import recording
 from penstock.training.fused.agreement import agree_kernels, agree_plain
@@ -128,9 +129,9 @@ class Speeding:
         self._pace, self._now = pace if known else None, pace
         if self.wanted is not None or self._considered or not self.recipe.compilable:
             return
-        if self._awaited and compiling().failed is None:  # another step is to be compiled once its kernels are there
-            return
         trials, compiles = len(self._together), self.recipe.compiles
+        if self._awaited and compiling().failed is None and not compiles.asked(trials):
+            return  # another step is to be compiled, once its kernels are there
         captured = self.recipe.capturable and recording.records(self._together[0].device)
         with_kernels = any(self.recipe.kernels.values())
         if compiles.pays(trials, certain, pace, captured=captured, kernels=with_kernels):
@@ -184,13 +185,16 @@ class Speeding:
             with torch.cuda.device_of(inputs.rows[0]):  # type: ignore[no-untyped-call]
                 if wanted == "ahead":
                     self._ask_ahead(step, inputs)
-                elif wanted == "compiled" or self._known(step, inputs):
-                    wanted = "compiled"
+                elif wanted == "compiled":
                     present = self._compiled(step, inputs, laid, present)
+                elif self._known(step, inputs):
+                    wanted = "compiled"
+                    present = self._compiled(step, inputs, laid, None)
                 else:
-                    present = None
-                    present = made = self._captured(step, inputs, laid)
+                    before, present = present, None
+                    made = self._captured(step, inputs, laid)
                     self._time(made, step, inputs)
+                    present = made if before is None else self._faster_still(before, made, inputs)
                 return present
         except Exception as error:  # for want of memory too: the plain step has enough
             if inputs.rows[0].is_cuda:
@@ -238,7 +242,7 @@ class Speeding:
                 compiles.cost = one.seconds + time.perf_counter() - began, (compiles.cost or (0.0, SAVED[False]))[1]
                 return compiled
             made = captured(step, inputs, laid, self.pool, compiled)
-            self.remade += 1
+            self.remade += present is not None  # a pack is timed again where its step was another before
             if one.faster:
                 return made
             known = isinstance(present, CapturedStep) and present.takes(inputs)
@@ -252,6 +256,12 @@ class Speeding:
             self._refuse("compiled", _slower(len(inputs.rows[0]), new, old, "captured"))
         return made if one.faster else before
 
+    def _faster_still(self, before: FastStep, made: CapturedStep, inputs: Inputs) -> CapturedStep:
+        """The faster of a compiled step that went on until kernels were there, and one captured with them."""
+        if not (isinstance(before, CapturedStep) and before.compiled and before.takes(inputs)):
+            return made
+        return before if _seconds(before, inputs) < _seconds(made, inputs) else made
+
     def _tunes(self, step: Step, inputs: Inputs) -> bool:
         """Whether the steps that are certain repay the timing of block sizes, for the kernels that a step may use."""
         repaid = self._certain * self._now * TUNED > TUNING and available(inputs.rows[0].device)
@@ -260,10 +270,10 @@ class Speeding:
     def _ask_ahead(self, step: Step, inputs: Inputs) -> None:
         """Have the step of one trial compiled."""
         compiles, count, device = self.recipe.compiles, len(inputs.rows[0]), inputs.rows[0].device
-        compiles.ahead = True
-        if not inputs.shared:
-            return
-        first = _first(step, inputs)
+        compiles.ahead, first = True, _first(step, inputs)
+        if not inputs.shared:  # alone, it has a batch without others beside it
+            batch = tree_map(lambda leaf: leaf[0] if isinstance(leaf, torch.Tensor) else leaf, first.batch)
+            first = replace(first, batch=batch, shared=True)
         try:
             used = self._used(inputs)  # as for one trial most probably, too
             if compiles.find(step, first, used) is None:
