@@ -76,8 +76,8 @@ def test_where_nothing_is_sure_nothing_is_tried():
 def test_a_size_is_tried_for_the_sake_of_half_of_the_recurrences_left(monkeypatch):
     def least():
         past = Past(runs((32, 20), (32, 20), (32, 20)))
-        for recurrences in range(4, 4000):
-            terms = replace(TERMS, sizes=(16, 32), unit_costs={16: 1.15, 32: 1.0}, recurrences=recurrences)
+        for recurrences in range(4, 400):
+            terms = replace(TERMS, sizes=(16, 32), unit_costs={16: 1.8, 32: 1.0}, recurrences=recurrences)
             if Staked(risk=9.0).choose(terms, past, (), np.random.default_rng(0)).size == 16:
                 return recurrences
         return inf
