@@ -103,8 +103,9 @@ class Seen:
 def seen(made: Trace, policy: Policy, eta: float, seeds: int, how: Setting = PLAIN) -> Seen:
     done = [simulate(made, policy, eta, seed, how) for seed in range(seeds)]
     costs = [points(made, one, eta) for one in done]
-    default = [points(made, simulate(made, Default(), eta, seed, how), eta) for seed in range(seeds)]
-    beyond = [one - other for one, other in zip(costs, default, strict=True)]
+    usual = made.terms(eta).default_cost / made.unit_cost(made.default, eta)  # the replay has the best limit
+    plain = [points(made, simulate(made, Default(), eta, seed, how), eta) for seed in range(seeds)]
+    beyond = [one - (usual * (100 + other) - 100) for one, other in zip(costs, plain, strict=True)]
     return Seen(
         fmean(costs),
         deviation(costs),

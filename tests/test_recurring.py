@@ -94,12 +94,12 @@ def test_overlapping_recurrences_have_a_device_each_and_all_their_runs():
 
 
 def test_a_run_is_placed_once_where_nothing_can_stop_it_and_ends_with_the_unit_that_reaches_the_target():
-    done = job(policy="default").run(3, on=ps.Simulated(devices=1, watts=200, kept=False))
+    done = job(policy="default").run(3, on=on())
     events = list(read(Path(".penstock/nightly/log.jsonl")))
     assert [event.trial for event in events if isinstance(event, Placed)] == [0, 1, 2]
-    assert [one.runs[0].units for one in done] == [19, 20, 21]
+    assert [one.runs[0].units for one in done] == [20, 21, 22]
     last = [event for event in events if isinstance(event, Reported)][-1]
-    assert (last.unit, last.state.unit) == (21, 21)
+    assert (last.unit, last.state.unit) == (22, 22)
 
 
 def test_a_run_that_its_stake_stops_is_granted_ever_less_of_it():

@@ -12,7 +12,7 @@ from tests.contracts.algorithms import AlgorithmContract
 
 
 class TestContract(AlgorithmContract):
-    """Each recurrence is one run of the default; by "max" its target is out of reach, and by "min" any report has it."""
+    """Each recurrence is one run of the default; by "max" its target is out of reach, by "min" any report has it."""
 
     trials = 6
 

@@ -1,5 +1,6 @@
 """The staked policy: nothing is lost that was not sure, and what is believed follows from the runs."""
 
+from dataclasses import replace
 from math import inf, sqrt
 from statistics import fmean
 
@@ -70,6 +71,20 @@ def test_where_nothing_is_sure_nothing_is_tried():
     job = Job(Terms((8, 32, 128), 32, 100, 50, {8: 1.0, 32: 1.0, 128: 0.1}, 1.0), {8: 20, 32: 20, 128: 20})
     assert {run.size for run in play(job, Staked(), 50)} == {32}
     assert 128 in {run.size for run in play(job, Staked(risk=0.05), 50)}
+
+
+def test_a_size_is_tried_for_the_sake_of_half_of_the_recurrences_left(monkeypatch):
+    def least():
+        past = Past(runs((32, 20), (32, 20), (32, 20)))
+        for recurrences in range(4, 400):
+            terms = replace(TERMS, sizes=(16, 32), unit_costs={16: 1.8, 32: 1.0}, recurrences=recurrences)
+            if Staked(risk=9.0).choose(terms, past, (), np.random.default_rng(0)).size == 16:
+                return recurrences
+        return inf
+
+    half = least()
+    monkeypatch.setattr("penstock.energy.staked.LATER", 1.0)
+    assert half - 4 == pytest.approx(2 * (least() - 4), abs=2)
 
 
 def test_a_size_far_from_all_tried_ones_waits_until_one_between_is_known():

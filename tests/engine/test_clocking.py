@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bundle import Device, Measured
+from penstock.bundle import Device, Limited, Measured, limited_as
 from penstock.engine.clocking import Pace, Shelf, device_kind
 from penstock.speed.curve import Curve
 from penstock.speed.model import SpeedModel
@@ -376,3 +376,19 @@ def test_a_profile_whose_moving_cannot_be_is_passed_over(seconds):
     Path("profiles.jsonl").write_text(text.replace('"0":1.5', f'"0":{seconds}'))
     assert shelf().get("a", DEVICES["gpu 0"], "moving") is None
     assert pace(shelf()).speed().moving == float("inf")
+
+
+def test_why_devices_have_no_power_limit_is_said_once_for_all_of_them():
+    told = pace()
+    lines = [Limited(f"cuda:{i}", "", 0, 700.0, False, 1.0, 1.0, reason="not permitted") for i in range(3)]
+    assert [told.limited(line) for line in lines] == ["cuda:0: not permitted", "", ""]
+    assert told.limited(replace(lines[0], reason="it is gone")) == "cuda:0: it is gone"
+    so_far = Limited("cuda:0", "a", 1, 300.0, False, 1.1, 0.8, table={700: (1.0, 500.0)}, reason="of 2 limits so far")
+    assert not told.limited(so_far)
+
+
+def test_what_limits_gave_is_kept_for_the_trials_own_signatures_alone():
+    kept = pace(shelf())
+    for signature in ("a", limited_as("a", 2), "a x1 + a x2"):
+        kept.limited(Limited("gpu 0", signature, 1, 300.0, True, 1.1, 0.8, table={700: (1.0, 500.0)}))
+    assert [bool(kept.limits(one, "gpu 0")) for one in ("a", "a on 2", "a x1 + a x2")] == [True, True, False]

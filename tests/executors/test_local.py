@@ -4,11 +4,12 @@ import gc
 import random
 
 import numpy as np
+import pytest
 import torch
 
-from penstock.bundle import Job, Placement
+from penstock.bundle import Job, Placement, TrialFinished
 from penstock.executors.local import LocalExecutor
-from tests.contracts.executors import CONFIG, Exact, ExecutorContract
+from tests.contracts.executors import CONFIG, Exact, ExecutorContract, alone
 from tests.tasks import Noisy
 
 
@@ -28,6 +29,19 @@ class TestLocalExecutor(ExecutorContract):
         self.until_left(executor)
         executor.close()
         assert (random.random(), np.random.rand(), torch.rand(1)) == expected
+
+    def test_a_trial_ends_with_the_unit_that_has_the_metric_it_trains_until_and_a_state(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("penstock.training.runs.solo.SAVING", 1e-12)  # no other state is due
+        curve = [metrics["loss"] for metrics in alone(Exact(), 0, CONFIG, 6)]
+        until = sorted(curve)[2]
+        executor = self.make(Job(Exact(), 0, "loss", "min", tmp_path / "states", until=until))
+        self.place(executor, Placement(0, 1, CONFIG, 99))
+        *_, before, last, finished = self.until_left(executor)
+        executor.close()
+        assert last.metrics["loss"] == pytest.approx(until, abs=1e-9)
+        assert (last.unit, last.state.unit) == (curve.index(until) + 1,) * 2
+        assert before.state is None
+        assert isinstance(finished, TrialFinished)
 
     def test_once_closed_it_holds_no_data_and_no_trial(self, tmp_path):
         """A study goes with the cycles it is part of, when Python looks for some; its tensors cannot wait for that."""

@@ -91,6 +91,7 @@ def test_a_slice_into_which_another_process_came_does_not_count(gpus):
         other.wish(650.0)
         run.train(limiting.SLICE)
         limiter.boundary(run)
+        assert fake.look(gpus)["limit"] == 700.0, "it wishes no other limit than the prior one"
     (search,) = limiter._searches.values()
     assert set(search.tried) == {700.0}
     limiter.close()

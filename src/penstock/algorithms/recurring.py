@@ -97,7 +97,8 @@ class Recurrences(Granting):
 
     A run ends with the unit that reaches the target, as its worker sees. One that may be stopped is granted a unit
     first, and then half of what its stake still pays for at a time: so it stops before the unit that would pass its
-    stake. The trial that reached the target last is not dropped before a later one has: its model is the job's.
+    stake, unless units come to cost more than twice as much. The trial that reached the target last is not dropped
+    before a later one has: its model is the job's.
 
     >>> Recurrences(config={"lr": 0.1}, sizes=[16, 32], default=32, target=0.9, max_budget=30, recurrences=90)._policy
     Staked(risk=0.0, beta=2.0)

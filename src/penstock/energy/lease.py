@@ -29,7 +29,7 @@ from typing import Any
 
 from penstock.energy.nvml import Gpu, NvmlError
 
-READY = b"ready\n"
+READY = b"ready "  # and its number
 _numbers = count()
 
 
@@ -49,6 +49,8 @@ class Lease:
         self._gpu = gpu
         self._name = f"{os.getpid()} {_started(os.getpid())} {next(_numbers)}"
         self._watchdog: subprocess.Popen[bytes] | None = None
+        self.watchdog: int | None = None
+        """The process that ends the lease where this one is killed."""
         self.alone = True
         """Whether nobody else held the device when this one wished last."""
 
@@ -66,7 +68,7 @@ class Lease:
         if self._watchdog is None:
             with _locked(self._gpu.uuid):  # where nobody can keep a lease, no watchdog could end it
                 pass
-            self._watchdog = _watchdog(self._gpu.uuid, self._name)
+            self._watchdog, self.watchdog = _watchdog(self._gpu.uuid, self._name)
         try:
             with _held(self._gpu) as there:
                 there["holders"][self._name] = watts
@@ -76,16 +78,11 @@ class Lease:
             raise
         return self._gpu.limit()
 
-    @property
-    def watchdog(self) -> int | None:
-        """The process that ends the lease where this one is killed."""
-        return None if self._watchdog is None else self._watchdog.pid
-
     def close(self) -> None:
         """Leave: the prior limit returns, unless others hold the device."""
         if self._watchdog is None:
             return
-        watchdog, self._watchdog = self._watchdog, None
+        watchdog, self._watchdog, self.watchdog = self._watchdog, None, None
         try:
             end(self._gpu, self._name)
         finally:
@@ -98,8 +95,11 @@ class Lease:
         self.close()
 
 
-def _watchdog(uuid: str, name: str) -> subprocess.Popen[bytes]:
-    """A holder's watchdog, once it is ready: before that nothing is set. It finds modules where this process does."""
+def _watchdog(uuid: str, name: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A holder's watchdog and its number, once it is ready: before that nothing is set.
+
+    It finds modules where this process does. It is a child of nobody's: Ray kills the children of a worker that ends.
+    """
     command = [sys.executable, "-m", "penstock.energy.lease", uuid, name]
     started = subprocess.Popen(
         command,
@@ -109,10 +109,11 @@ def _watchdog(uuid: str, name: str) -> subprocess.Popen[bytes]:
         start_new_session=True,
     )
     assert started.stdout is not None
-    if started.stdout.readline() != READY:
+    said = started.stdout.readline()
+    if not said.startswith(READY):
         started.communicate()
         raise NvmlError("the process that would bring the prior limit back could not start")
-    return started
+    return started, int(said.removeprefix(READY))
 
 
 def end(gpu: Gpu, name: str) -> None:
@@ -189,8 +190,10 @@ def _started(pid: int) -> str:
 
 
 def _watch(uuid: str, name: str) -> None:
+    if os.fork():
+        os._exit(0)
     gpu = Gpu(uuid)
-    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.write(READY + b"%d\n" % os.getpid())
     sys.stdout.flush()
     sys.stdin.buffer.read()  # until the holder has left, or is gone
     end(gpu, name)

@@ -121,6 +121,7 @@ class Pace:
         self._reasons: dict[tuple[str, str], str] = {}  # why bundles of a signature on a type have their size
         self._refused: dict[str, str] = {}  # by signature: why an earlier study could not fuse its trials
         self._alone: dict[tuple[str, str], dict[int, list[float]]] = {}  # by signature and type: units of trials alone
+        self._unlimited: set[str] = set()  # why devices have no limit, as it was said
         self._limits: dict[tuple[str, str], Limits] = {}  # by signature and type: what power limits gave
         self._opened = 0.0  # the clock when the study was taken up
         self._opening: tuple[Device, float] | None = None  # the first placement: its device, and seconds since opening
@@ -265,12 +266,19 @@ class Pace:
         if (device := self._devices.get(event.device)) is not None:
             self.costs.metered(device.type, event.most if event.range is None else event.range[1])
 
-    def limited(self, event: Limited) -> None:
-        """Keep what a worker measured of power limits."""
-        device = self._devices.get(event.device)
-        if self.shelf is not None and device is not None and event.table and event.signature:
+    def limited(self, event: Limited) -> str:
+        """Keep what a worker measured of power limits; gives why a device has none, the first time.
+
+        What a pack as a whole gave is not kept: the next study has other packs.
+        """
+        device, own = self._devices.get(event.device), event.signature.partition(" on ")[0] in self._signatures.values()
+        if self.shelf is not None and device is not None and event.table and own:
             self.shelf.put_limits(f"{event.signature} x{event.size}", device, event.table)
             self._limits.pop((event.signature, device.type), None)
+        if event.set or event.table or event.reason in self._unlimited:
+            return ""
+        self._unlimited.add(event.reason)
+        return f"{event.device}: {event.reason}"
 
     def limits(self, signature: str, device: str) -> Limits:
         """What was measured of power limits for a signature, by bundle size."""

@@ -249,10 +249,8 @@ class Engine:
             return
         if isinstance(event, Metered):
             self.placing.pace.metered(event)
-        if isinstance(event, Limited):
-            self.placing.pace.limited(event)
-            if not event.set and not event.table:
-                warnings.warn(f"{event.device}: {event.reason}", stacklevel=2)
+        if isinstance(event, Limited) and (why := self.placing.pace.limited(event)):
+            warnings.warn(why, stacklevel=2)
         if isinstance(event, Metered | Limited):
             self._log(replace(event, clock=self.clock()))
             return

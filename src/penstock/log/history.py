@@ -221,6 +221,8 @@ class History:
     def apply(self, event: Event) -> None:
         """Take one event. Events of a trial's older attempts are never logged."""
         self.clock = max(self.clock, getattr(event, "clock", 0.0))
+        if isinstance(event, Reported) and reached(event.metrics, self.metric, self.mode, self.settings.get("until")):
+            self.trials[event.trial].granted = event.unit  # it goes no further
         self.turns.apply(event)
         self.bill.apply(event)
         if isinstance(event, Opened):
@@ -342,8 +344,6 @@ class History:
             record.best_state = record.state if own and self.settings.get("kind") == "function" else None
         if event.state is not None:
             self._save(record, event.state)
-        if reached(event.metrics, self.metric, self.mode, self.settings.get("until")):
-            record.granted = event.unit  # it goes no further
         if event.unit >= record.granted:
             self._mark(record, "paused")
         self._rank(record)

@@ -21,6 +21,7 @@ import penstock as ps
 from penstock.bundle import Bundle, Job, Placement, TrialFailed, TrialFinished, TrialStopped
 from penstock.energy.lease import FOLDER
 from penstock.energy.meter import CHOSEN
+from penstock.energy.nvml import OBSERVE_ONLY
 from penstock.executors.base import DeviceLost
 from penstock.executors.ray import cluster as ray_cluster
 from penstock.executors.ray import executor as rays
@@ -37,6 +38,7 @@ from tests.contracts.executors import CONFIG, Exact, SharesContract, SpreadContr
 from tests.energy.conftest import gpus as gpus
 from tests.energy.nvml import fake
 from tests.functions import LONG, Cursed, Drawing, afresh, descend, needs_a_module, pulse, study
+from tests.studies import studies
 from tests.tasks import Blobs
 
 TITLE = "ray::RayWorker"
@@ -415,6 +417,35 @@ def test_a_limit_of_energy_ends_a_study_on_a_cluster(address, whole, patient, tm
     assert result.ended == "energy"
     with pytest.raises(ps.StudyError, match="max_energy= needs a device whose joules are metered, and this machine"):
         study(tmp_path, "none", max_energy=1.0).run(on=address, workers=1, sharing="solo")
+
+
+class Limitable(Blobs):
+    """Its workers may limit the fake device, and slices take no time."""
+
+    def __init__(self, environment):
+        self.environment = environment
+
+    def __setstate__(self, state):
+        from penstock.training import limiting
+
+        self.environment = state["environment"]
+        os.environ.update(self.environment)
+        os.environ.pop(OBSERVE_ONLY, None)
+        limiting.SLICE = limiting.LOOK = 0.0
+
+
+def test_a_limit_is_set_on_its_node_and_the_prior_one_is_there_when_the_study_is_over(
+    address, whole, patient, tmp_path, drawing, gpus
+):
+    made = studies(Blobs, {"lr": ps.loguniform(1e-3, 1)}, trials=2, algorithm=ps.Random(budget=8))
+    limited = made(Limitable(drawing.environment), dir=tmp_path, objective=0.5)
+    limited.run(on=address, workers=1, sharing="solo", power="limit")
+    lines = [e for e in reader.read(tmp_path / "s" / "log.jsonl") if isinstance(e, events.Limited)]
+    (placed, *_) = [e for e in reader.read(tmp_path / "s" / "log.jsonl") if isinstance(e, events.Placed)]
+    assert lines[-1].set
+    assert {line.device for line in lines} == set(placed.devices)
+    until(lambda: fake.look(gpus)["limit"] == 700.0, "the prior limit is back")
+    assert len(fake.look(gpus)["sets"]) > 3
 
 
 # Faults
