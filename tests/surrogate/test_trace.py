@@ -189,11 +189,11 @@ class Graph(nn.Module):
         self.first, self.message, self.cell = nn.Linear(2, 32), nn.Linear(32, 32), nn.GRUCell(32, 32)
         self.layers = nn.Transformer(32, 2, 1, 1, 32, dropout=0.0, batch_first=True)
         self.last = nn.Linear(32, 33)
-        self.register_buffer("to", torch.tensor([1, 2, 3, 0]))
+        self.register_buffer("goes", torch.tensor([1, 2, 3, 0]))
 
     def forward(self, x):
         h = self.first(x)
-        added = torch.zeros_like(h).index_add(1, self.to, self.message(h))
+        added = torch.zeros_like(h).index_add(1, self.goes, self.message(h))
         state = torch.zeros(added.shape[0] * added.shape[1], self.message.out_features)
         h = self.cell(added.flatten(0, 1), state).view(*x.shape[:2], -1)
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
