@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import nn
 
 from bench.zoo import huggingface as hf
@@ -19,13 +23,28 @@ BOTH = {**hf.BOTH, "d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128
 
 
 def models() -> Iterator[Model]:
-    """Every model, without making it."""
-    yield from _vision()
-    yield from _transformers()
+    """Every model of the libraries that are here, without making it."""
+    for library, own in (("torchvision", _vision), ("transformers", _transformers)):
+        if find_spec(library) is None:
+            print(f"{library} is not here: its models are left out.", file=sys.stderr)
+            continue
+        yield from own()
+
+
+def _torchvision() -> Any:
+    """torchvision's models; beside a CPU's torch its operators do not load, and their names are to be declared."""
+    try:
+        return import_module("torchvision.models")
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return import_module("torchvision.models")
 
 
 def _vision() -> Iterator[Model]:
-    from torchvision import models as tv
+    tv = _torchvision()
 
     def built(name: str, **given: Any) -> Callable[[Any], nn.Module]:
         return lambda config: tv.get_model(name, weights=None, num_classes=5, **given)

@@ -209,3 +209,19 @@ def test_a_narrow_of_the_users_own_does_for_a_model_that_cannot_be_analysed():
         look(Loose(), scale=16)
     with pytest.raises(ps.TaskError, match=r"what layers.0 sums over is not known: hold it in one of torch's own"):
         by_layers(Bare())
+
+
+class Decaying(nn.Module):
+    """Decays that are the same for every channel, as a state space model begins with, are not pretrained."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 64), nn.Linear(64, 10)
+        self.decays = nn.Parameter(torch.arange(1.0, 5.0).repeat(64, 1))
+
+    def forward(self, x):
+        return self.last((torch.relu(self.first(x))[..., None] * torch.exp(-self.decays)).sum(-1))
+
+
+def test_values_that_are_the_same_for_every_unit_are_not_pretrained():
+    assert look(Narrowable(Decaying)).parts["decays"].role == "input"

@@ -181,6 +181,32 @@ def test_norms_of_instances_bilinear_layers_and_gathered_experts():
     assert (shapes["router.weight"], roles["router.weight"]) == ((3, 16), "output")
 
 
+class Graph(nn.Module):
+    """Messages are added to nodes, whose states begin by a size of a layer, beside torch's transformer with a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.message, self.cell = nn.Linear(2, 32), nn.Linear(32, 32), nn.GRUCell(32, 32)
+        self.layers = nn.Transformer(32, 2, 1, 1, 32, dropout=0.0, batch_first=True)
+        self.last = nn.Linear(32, 33)
+        self.register_buffer("goes", torch.tensor([1, 2, 3, 0]))
+
+    def forward(self, x):
+        h = self.first(x)
+        added = torch.zeros_like(h).index_add(1, self.goes, self.message(h))
+        state = torch.zeros(added.shape[0] * added.shape[1], self.message.out_features)
+        h = self.cell(added.flatten(0, 1), state).view(*x.shape[:2], -1)
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.last(self.layers(h, h, tgt_mask=mask).mean(1))
+
+
+def test_messages_of_a_graph_and_a_transformer_that_looks_at_its_mask():
+    roles, shapes, narrow = twin(Graph(), draws(3, 4, 2))
+    assert (shapes["message.weight"], roles["message.weight"]) == ((16, 16), "hidden")
+    assert (shapes["cell.weight_hh"], roles["cell.weight_hh"]) == ((48, 16), "hidden")
+    assert (shapes["layers.decoder.layers.0.multihead_attn.in_proj_weight"], narrow.layers.d_model) == ((48, 16), 16)
+
+
 class Written(nn.Module):
     """A forward with a number of the full width in it."""
 

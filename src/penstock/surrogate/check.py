@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, log2
-from statistics import linear_regression, mean
+from statistics import geometric_mean, linear_regression, mean, median
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from penstock.trial import Config
 
 STEEPEST = 0.45  # right slopes were seen up to 0.4, of narrow layers; wrong factors give a layer of 0.7 and more
 SEEDS, MORE = 3, 9  # trials whose changes are averaged; and where a slope is steep, which it may be by chance
-SMALLER = 0.1  # what learning rates are multiplied by where activations do not stay finite
+SMALLER = 0.1  # what learning rates are multiplied by where the loss does not fall, or activations are not finite
 TRIES = 3
 PARAMETRIZED = "parametrizations."  # in the paths of modules that give weights and no activations
 
@@ -77,10 +77,11 @@ def coordinates(
         def found(trials: int) -> list[Slope]:
             at, changes = 1.0, dict[int, dict[str, float]]()
             for _ in range(TRIES):
-                changes = {
+                made = {
                     scale: _changes(own, config, device, seed, data, at, parts, trials) for scale, own in tasks.items()
                 }
-                if all(isfinite(one) for found in changes.values() for one in found.values()):
+                changes = {scale: found for scale, (found, _) in made.items()}
+                if all(falls for _, falls in made.values()):
                     break
                 at *= SMALLER
             layers = [one for one in changes[widths[0]] if all(found.get(one, 0) != 0 for found in changes.values())]
@@ -110,9 +111,13 @@ def _changes(
     at: float,
     zeroed: Mapping[str, Part],
     trials: int,
-) -> dict[str, float]:
-    """How much each activation changes; what begins with zeros in twins does so in the target, for the comparison."""
+) -> tuple[dict[str, float], bool]:
+    """How much each activation changes, and whether the loss of the batch falls by it.
+
+    What begins with zeros in twins does so in the target, for the comparison.
+    """
     found: dict[str, list[float]] = {}
+    gained = list[float]()
     for trial in range(trials):
         training = Training(
             task, trial, config, data, seed=seed, device=torch.device(device), metric="loss", mode="min"
@@ -127,19 +132,27 @@ def _changes(
         for group in training.optimizer.param_groups:
             group["lr"] = group["lr"] * at
         batch = next(iter(data.train.batches(0, 0, training.batch_size)))
-        before = _activations(training, batch)
+        before, lost = _activations(training, batch)
         for _ in range(STEPS):
             training.train_step(batch)
-        for layer, after in _activations(training, batch).items():
+        later, left = _activations(training, batch)
+        gained.append(lost - left)
+        for layer, after in later.items():
             if layer in before and before[layer].shape == after.shape:
                 times = parts[f"{layer}.weight"].attention if f"{layer}.weight" in parts else 1.0
                 moved = float((after - before[layer])[before[layer].isfinite()].abs().mean())  # masks are infinite
                 found.setdefault(layer, []).append(moved / max(times, 1.0))  # queries stand for multiples of themselves
-    return {layer: mean(values) for layer, values in found.items()}
+    changes = {layer: _middle(values) for layer, values in found.items()}
+    return changes, median(gained) > 0 and all(map(isfinite, changes.values()))
 
 
-def _activations(training: Training, batch: Any) -> dict[str, Tensor]:
-    """What every innermost module gives for a batch."""
+def _middle(values: Sequence[float]) -> float:
+    """Their geometric mean, as slopes are of logarithms: one trial that blows up is one trial."""
+    return geometric_mean(values) if min(values) > 0 else mean(values)
+
+
+def _activations(training: Training, batch: Any) -> tuple[dict[str, Tensor], float]:
+    """What every innermost module gives for a batch, and its loss."""
     found: dict[str, Tensor] = {}
 
     def note(layer: str) -> Any:
@@ -155,11 +168,11 @@ def _activations(training: Training, batch: Any) -> dict[str, Tensor]:
     hooks = [module.register_forward_hook(note(path)) for path, module in inner]
     try:
         with torch.no_grad():
-            training.loss(batch)
+            loss = float(training.loss(batch))
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return found, loss
 
 
 def _is_innermost(module: nn.Module) -> bool:

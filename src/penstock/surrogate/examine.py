@@ -205,11 +205,16 @@ def _refuse_pretrained(task: Task, target: nn.Module, config: Config) -> None:
     other = dict(task.model(dict(config)).named_parameters())
     for name, p in target.named_parameters():
         same = name in other and other[name].shape == p.shape and torch.equal(other[name], p)
-        if same and p.numel() > 1 and bool((p != p.reshape(-1)[0]).any()):
+        if same and p.numel() > 1 and not _is_regular(p):
             raise StudyError(
                 f"The model of {task_name(task)} has pretrained parameters, such as {name}, which are not drawn at "
                 "random: fine-tuning has no narrower twin. Leave surrogate= out."
             )
+
+
+def _is_regular(p: torch.Tensor) -> bool:
+    """Whether values are the same all along a dimension: so are constants, and the decays of a state space model."""
+    return any(bool((p == p.narrow(dim, 0, 1)).all()) for dim in range(p.ndim))
 
 
 def _refuse_fixed(task: Task, found: Mapping[str, Part], traced: Traced) -> None:

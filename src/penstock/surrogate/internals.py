@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch.nn.modules import transformer
 
 from penstock.errors import TaskError
 
@@ -35,6 +37,7 @@ __all__ = [
     "enable_python_dispatcher",
     "tree_leaves",
     "tree_map_only",
+    "without_looks",
     "without_onednn",
 ]
 
@@ -48,3 +51,15 @@ def without_onednn() -> Iterator[None]:
         yield
     finally:
         _set_mkldnn_enabled(before)
+
+
+@contextmanager
+def without_looks() -> Iterator[None]:
+    """Let torch's transformers take a mask as it is: they look at its values to find whether it is a causal one."""
+    own: Any = transformer
+    before = own._detect_is_causal_mask
+    own._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
+    try:
+        yield
+    finally:
+        own._detect_is_causal_mask = before

@@ -25,8 +25,8 @@ def quick(func: Any, args: tuple[Any, ...]) -> Made | None:
     Tensors whose sizes are all numbers are torch's: it is quick there, and knows the values of constants.
     """
     name = func.overloadpacket.__name__
-    if name in ("gather", "scatter", "scatter_add") and args[0].ndim:
-        _gathered(*args)
+    if name in _PLACED and args[0].ndim:
+        _placed(args[0], args[1], args[_PLACED[name]])
     known = _KNOWN.get(name)
     sizes = (
         [*args[0].shape, *(args[1] if known is _view and isinstance(args[1], tuple | list) else ())] if known else ()
@@ -84,11 +84,16 @@ def _batch_norm(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _empty(x, x.shape), _empty(x, x.shape[1:2]), _empty(x, x.shape[1:2])
 
 
-def _gathered(x: Tensor, dim: int, index: Tensor, *others: Any) -> None:
-    """What is gathered along one dimension is as large as the index along the others; torch lets it be larger."""
-    for place, (one, other) in enumerate(zip(x.shape, index.shape, strict=True)):
-        if place != dim % x.ndim and _hint(one) == _hint(other):
-            torch._check(one == other)  # type: ignore[no-untyped-call]
+_PLACED = {"gather": 2, "scatter": 2, "scatter_add": 2, "scatter_reduce": 2, "index_add": 3, "index_copy": 3}
+
+
+def _placed(x: Tensor, dim: int, other: Any) -> None:
+    """What is gathered or added along one dimension is as large along the others, which torch does not demand."""
+    if not isinstance(other, Tensor) or other.ndim != x.ndim:
+        return
+    for place, (one, size) in enumerate(zip(x.shape, other.shape, strict=True)):
+        if place != dim % x.ndim and _hint(one) == _hint(size):
+            torch._check(one == size)  # type: ignore[no-untyped-call]
 
 
 def _hint(size: Any) -> int:

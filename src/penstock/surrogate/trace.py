@@ -32,6 +32,7 @@ from penstock.surrogate.internals import (
     enable_python_dispatcher,
     tree_leaves,
     tree_map_only,
+    without_looks,
     without_onednn,
 )
 from penstock.surrogate.quick import InParts, quick
@@ -39,7 +40,8 @@ from penstock.surrogate.settings import NARROWEST
 from penstock.surrogate.sizes import Size, chosen, settled, symbols_of, value_of
 
 OF_TORCH = {
-    *("groups", "num_heads", "embed_dim", "head_dim", "kdim", "vdim", "hidden_size", "input_size", "num_features")
+    *("groups", "num_heads", "embed_dim", "head_dim", "kdim", "vdim", "hidden_size", "input_size", "num_features"),
+    *("in_features", "out_features", "in_channels", "out_channels", "embedding_dim", "d_model"),
 }
 LISTS = {"normalized_shape", "unflattened_size"}
 
@@ -308,6 +310,7 @@ def _trace(model: nn.Module, run: Callable[[nn.Module, Any], object], batch: Any
         module.register_forward_hook(leave)
     with (
         without_onednn(),
+        without_looks(),
         torch.no_grad(),
         symbols.fake,
         enable_python_dispatcher(),
