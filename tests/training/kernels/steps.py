@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from penstock.training.kernels import (
+    all_layers,
     attention,
     convolution,
     depthwise,
@@ -27,9 +28,10 @@ from penstock.training.kernels import (
     tuning,
     weighing,
 )
+from penstock.training.kernels.at_once import AtOnce, join
 from penstock.training.kernels.geometry import Geometry
 
-MODULES = (attention, convolution, depthwise, moments, normalization, patches, weighing)
+MODULES = (all_layers, attention, convolution, depthwise, moments, normalization, patches, weighing)
 WHERE = Geometry.of((4, 4), (3, 3), (2, 2), (1, 1), (1, 1))
 
 
@@ -52,11 +54,16 @@ def _other(x):
 
 
 def step(trials=2, examples=2):
-    """Every kernel, forward and backward."""
+    """Every kernel, forward and backward; those of all layers once a step is over."""
     x = torch.ones(trials, examples, 4, 4, 4, requires_grad=True)
     w = torch.ones(trials, 4, 4, 3, 3, requires_grad=True)
     ones = torch.ones(trials, 4, requires_grad=True)
-    weighing.convolution(x, w, WHERE)[0].sum().backward()
+
+    def convolve():
+        made = weighing.convolution(x, w, WHERE)[0]
+        join(torch.autograd.grad(made.sum(), [x, w]))
+
+    AtOnce().run(convolve, [w])
     depthwise.depthwise(x, w[:, 0].flatten(2).mT, WHERE).sum().backward()
     normalization.batch_norm(x, ones, ones, torch.ones(trials), None, 1)[0].sum().backward()
     attention.attention(*[x.flatten(0, 1)] * 3).sum().backward()

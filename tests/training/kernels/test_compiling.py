@@ -67,10 +67,10 @@ def beside():
 
 def test_every_kernel_of_a_step_is_noted_and_none_is_compiled_or_timed(found):
     assert {job.name for job in found["jobs"]} == {
-        "_attend", "_attend_back", "_collect", "_combine", "_convolve", "_moments", "_normalize", "_reduce", "_spread",
-        "_total", "_weigh",
+        "_attend", "_attend_back", "_collect", "_collect_all", "_combine", "_convolve", "_moments", "_normalize",
+        "_reduce", "_spread", "_spread_all", "_total", "_weigh",
     }  # fmt: skip
-    assert len(set(found["jobs"])) == len(found["jobs"]) == 16
+    assert len(set(found["jobs"])) == len(found["jobs"]) == 18
     assert {job.capability for job in found["jobs"]} == {90}
 
 

@@ -109,7 +109,7 @@ class CapturedStep(FastStep):
         super().__init__(step, inputs)
         self._own = replace(inputs, params=None, room=None, **self._copies(inputs))
         self._addresses = inputs.addresses()
-        self._run = step if compiled is None else compiled
+        self._run = step.repeated() if compiled is None else compiled
         try:
             self._recording = recording.Recording(self._once, inputs.written(), pool)
         finally:

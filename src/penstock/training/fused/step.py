@@ -7,7 +7,7 @@ optimizers' coefficients. The same function runs plain, or is compiled or captur
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +23,7 @@ from penstock.training.fused.stack import Stack
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.watching import Reached, Unreached
 from penstock.training.fused.ways import Way
+from penstock.training.kernels.at_once import AtOnce, join
 from penstock.training.loop import Training
 
 Grads = Sequence[torch.Tensor | None]  # by parameter, in the order of ``Step.names``; None where the loss reaches none
@@ -166,9 +167,15 @@ class Step:
         if any(grad is None for grad in grads):
             names = zip(self.names, grads, strict=True)
             raise Unreached(frozenset(name for name, grad in names if grad is None))
+        joined = self.joined(grads, inputs.room)
         with whole_or_torn():
-            self._update(inputs, self.joined(grads, inputs.room))
+            self._update(inputs, joined)
         return losses
+
+    def repeated(self) -> Callable[[Inputs], torch.Tensor]:
+        """The step for a recording, which runs it again on the same tensors: layers' small kernels run at once."""
+        own = AtOnce()
+        return lambda inputs: own.run(lambda: self(inputs), [*inputs.rows, *inputs.others.values()])
 
     @property
     def names(self) -> list[str]:
@@ -198,6 +205,7 @@ class Step:
 
     def joined(self, grads: Grads, room: Room | None = None) -> list[torch.Tensor]:
         """Gradients as one tensor for each flat, laid out like its rows; in ``room``, if there is some."""
+        join(grads)
         if room is not None:
             return room.filled([grad for grad in grads if grad is not None])
         left = iter(grads)

@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 
 from penstock.training.kernels.needed import OURS, Job, digest, source
 
-MODULES = ("attention", "convolution", "depthwise", "moments", "normalization", "patches", "weighing")
+MODULES = ("all_layers", "attention", "convolution", "depthwise", "moments", "normalization", "patches", "weighing")
 MOST = 16  # children at a time
 NICE = 10
 READ = 1 << 16  # bytes
