@@ -79,6 +79,11 @@ def test_more_trials_and_larger_batches_need_hardly_any_other_kernels(found):
     assert found["others"] == ["_collect"]
 
 
+def test_gradients_of_all_layers_are_added_up_in_the_order_of_each_layer_alone(found):
+    assert found["together"] == found["alone"]
+    assert len(found["together"]) == 5
+
+
 def test_kernels_that_lie_in_the_cache_are_loaded_and_the_others_are_noted(found):
     """The process has forgotten one kernel, which lies in the cache or not."""
     assert found["lying"] == [[[], 1], [["_weigh"], 0]]
