@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 import penstock as ps
 from penstock.training.fused.compiled import CapturedStep
 from penstock.training.fused.recording import Pool
-from penstock.training.fused.step import Step, unchanged
+from penstock.training.fused.step import Step, Torn, unchanged
 from penstock.training.kernels import all_layers, at_once, patches
 from penstock.training.kernels.choice import kernels
 from tests.training.recorded import record
@@ -171,14 +171,14 @@ def test_a_gradient_that_a_loss_reads_does_not_wait(launched):
 
 
 def test_gradients_that_are_read_before_they_are_joined_are_an_error(launched):
-    """They are those of the first run, whose recording would be wrong."""
+    """They did wait, as nobody had read them in the first run: a recording would be wrong."""
     step, inputs = Bundle(Two).enter(0).next()
     repeated = step.repeated()
     taken(repeated, inputs, launched)
     step.way.parting.gradients = lambda losses, wanted: [
         grad * 1 for grad in torch.autograd.grad(losses.sum(), list(wanted.values()))
     ]
-    with pytest.raises(RuntimeError, match="was read or written before"):
+    with pytest.raises(Torn, match="was read or written before"):
         taken(repeated, inputs, launched)
 
 

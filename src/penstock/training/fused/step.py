@@ -167,9 +167,8 @@ class Step:
         if any(grad is None for grad in grads):
             names = zip(self.names, grads, strict=True)
             raise Unreached(frozenset(name for name, grad in names if grad is None))
-        joined = self.joined(grads, inputs.room)
         with whole_or_torn():
-            self._update(inputs, joined)
+            self._update(inputs, self.joined(grads, inputs.room))
         return losses
 
     def repeated(self) -> Callable[[Inputs], torch.Tensor]:

@@ -6,19 +6,18 @@ compiled once for all networks, and a launch that was recorded has nothing but t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 import triton
 import triton.language as tl
 
 from penstock.training.kernels.at_once import Layout, Noted, Sums
-from penstock.training.kernels.patches import Cut, add_up, entries_of, lay_out, offsets
+from penstock.training.kernels.patches import ADDED, WARPS, Cut, add_up, entries_of, lay_out, offsets
 
 BR, BN = 64, 16  # rows and columns that a program lays out
-ADDED = tl.constexpr(4096)  # numbers that a program adds up at a time
 ALIGNED = 64  # numbers: where a tensor begins
-WARPS = 8  # of the kernel that adds up
 
 
 @triton.jit(do_not_specialize=["like"])
@@ -76,72 +75,56 @@ def _collect_all(table, layers, numbers, FIELDS: tl.constexpr):
     for power in tl.static_range(5):  # so the order of additions is that of a launch for the layer alone
         if entries == 4**power:
             number = at % blocks * (ADDED // 4**power) + tl.arange(0, ADDED // 4**power)
-            add_up(
-                parts, through, out, trial, number, T, C, OWN, N, K, PLACES, PARTS, 4**power, ADDED // 4**power
-            )  # fmt: skip
+            add_up(parts, through, out, trial, number, T, C, OWN, N, K, PLACES, PARTS, 4**power, ADDED // 4**power)
 
 
 class Laid:
     """Weights of one type that are laid out together, as numbers of one type."""
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
-        device = layouts[0].w.device
-        starts, end = _starts(layouts)
-        self._out = torch.empty(end, device=device, dtype=layouts[0].dtype)
+        self._like, device = layouts[0].w, layouts[0].w.device
+        self._layouts = layouts  # the table has the addresses of their tensors
+        self._out, pieces = _pieces([one.shape for one in layouts], layouts[0].dtype, device)
         self.found: dict[Hashable, torch.Tensor] = {}
-        rows: list[list[int]] = []
-        programs: list[int] = []
-        for one, start in zip(layouts, starts, strict=True):
-            by, made = one.cut, one.cut.constants["N"]
-            trials, k, columns = one.shape
-            self.found[one.key()] = self._out[start : start + trials * k * columns].view(one.shape)
-            rows.append([
-                one.w.data_ptr(), by.between.data_ptr(), start, sum(programs), *offsets(one.w, one.turned),
-                by.constants["C"], one.w.shape[3 if one.turned else 2], made, k, by.places,
-            ])  # fmt: skip
-            programs.append(trials * triton.cdiv(k, BR) * triton.cdiv(made, BN) * by.places)
-        self._tables, self._fields = _tables(rows, programs, device), len(rows[0])
-        self._like, self._read = layouts[0].w, layouts  # the table has the addresses of what these hold
+        table = _Table()
+        for one, (start, piece) in zip(layouts, pieces, strict=True):
+            self.found[one.key()] = piece
+            by, own = one.cut, one.w.shape[3 if one.turned else 2]
+            channels, made, k = (by.constants[name] for name in ("C", "N", "K"))
+            numbers = (*offsets(one.w, one.turned), channels, own, made, k, by.places)
+            programs = len(one.w) * triton.cdiv(k, BR) * triton.cdiv(made, BN) * by.places
+            table.add((one.w.data_ptr(), by.between.data_ptr(), start), numbers, programs)
+        self._table, self._layers = table.on(device)
 
     def launch(self) -> None:
         """Lay all weights out."""
-        table, layers = self._tables
-        _spread_all[len(layers),](table, layers, self._like, self._out, self._fields, BR, BN)
+        fields = self._table.shape[1]
+        _spread_all[len(self._layers),](self._table, self._layers, self._like, self._out, fields, BR, BN)
 
 
 class Collected:
-    """Gradients that are added up together; ``places``: in the order of a step's gradients."""
+    """Gradients that are added up together, by their place among the gradients of a step."""
 
-    def __init__(self, noted: Sequence[Noted], places: Sequence[int]) -> None:
-        device, end = noted[0].out.device, 0
-        self._cuts = [one.cut for one in noted]
-        rows: list[list[int]] = []
-        programs: list[int] = []
-        pieces: list[tuple[int, torch.Size | tuple[int, ...]]] = []
-        for one in noted:
-            trials, count, k, _ = one.parts
-            _, made, channels, taps = one.out.shape
-            entries, begins = entries_of(count, one.cut), end
-            for shape in (one.parts, one.out.shape):
-                pieces.append((end, shape))
-                end += _room(shape)
-            rows.append([
-                begins, one.cut.through.data_ptr(), pieces[-1][0], sum(programs), taps, one.cut.constants["C"],
-                channels, made, k, one.cut.places, count, entries,
-            ])  # fmt: skip
-            programs.append(trials * triton.cdiv(made * channels * taps, ADDED.value // entries))
-        self._numbers = torch.zeros(end, device=device, dtype=torch.float32)
-        tensors = iter([
-            self._numbers[start : start + torch.Size(shape).numel()].view(shape) for start, shape in pieces
-        ])  # fmt: skip
-        self._sums = {place: Sums(next(tensors), next(tensors), True) for place in places}
-        self._by = dict(zip(places, self._cuts, strict=True))
-        self._tables, self._fields = _tables(rows, programs, device), len(rows[0])
+    def __init__(self, noted: Mapping[int, Noted]) -> None:
+        device = next(iter(noted.values())).out.device
+        shapes = [shape for one in noted.values() for shape in (one.parts, one.out.shape)]
+        self._numbers, pieces = _pieces(shapes, torch.float32, device)
+        self._cuts = {place: one.cut for place, one in noted.items()}  # the table has the addresses of their tensors
+        self._sums: dict[int, Sums] = {}
+        table = _Table()
+        for (place, one), (start, parts), (to, out) in zip(noted.items(), pieces[::2], pieces[1::2], strict=True):
+            self._sums[place] = Sums(parts, out, True)
+            (trials, count, k, _), (_, made, channels, taps) = one.parts, one.out.shape
+            entries = entries_of(count, one.cut)
+            numbers = (taps, one.cut.constants["C"], channels, made, k, one.cut.places, count, entries)
+            programs = trials * triton.cdiv(made * channels * taps, ADDED.value // entries)
+            table.add((start, one.cut.through.data_ptr(), to), numbers, programs)
+        self._table, self._layers = table.on(device)
 
     def of(self, place: int, cut: Cut, parts: tuple[int, ...], out: tuple[int, ...]) -> Sums | None:
         """The memory of a gradient and of its parts, where it waits."""
         found = self._sums.get(place)
-        if found is None or self._by[place] is not cut or (found.parts.shape, found.out.shape) != (parts, out):
+        if found is None or self._cuts[place] is not cut or (found.parts.shape, found.out.shape) != (parts, out):
             return None
         return found
 
@@ -151,24 +134,36 @@ class Collected:
 
     def launch(self) -> None:
         """Add all gradients up."""
-        table, layers = self._tables
-        _collect_all[len(layers),](table, layers, self._numbers, self._fields, num_warps=WARPS)
+        fields = self._table.shape[1]
+        _collect_all[len(self._layers),](self._table, self._layers, self._numbers, fields, num_warps=WARPS)
 
 
-def _starts(layouts: Sequence[Layout]) -> tuple[list[int], int]:
+class _Table:
+    """A row of numbers for each layer."""
+
+    def __init__(self) -> None:
+        self._rows: list[list[int]] = []
+        self._programs: list[int] = []
+
+    def add(self, places: tuple[int, int, int], numbers: Sequence[int], programs: int) -> None:
+        """A layer: where its tensors lie, its sizes and strides, and how many programs work on it."""
+        self._rows.append([*places, sum(self._programs), *numbers])
+        self._programs.append(programs)
+
+    def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The table on a device, and the layer of each program."""
+        layers = torch.repeat_interleave(torch.tensor(self._programs)).int()
+        return torch.tensor(self._rows).to(device), layers.to(device)
+
+
+def _pieces(
+    shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, list[tuple[int, torch.Tensor]]]:
+    """Memory for some tensors, and each tensor with its place there."""
     starts, end = [], 0
-    for one in layouts:
+    for shape in shapes:
         starts.append(end)
-        end += _room(one.shape)
-    return starts, end
-
-
-def _room(shape: Sequence[int]) -> int:
-    """How many numbers a tensor takes, with the gap after it."""
-    return -(-torch.Size(shape).numel() // ALIGNED) * ALIGNED
-
-
-def _tables(rows: list[list[int]], programs: list[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A row for each layer, and the layer of each program."""
-    layers = torch.repeat_interleave(torch.arange(len(rows), dtype=torch.int32), torch.tensor(programs))
-    return torch.tensor(rows, dtype=torch.int64).to(device), layers.to(device)
+        end += -(-math.prod(shape) // ALIGNED) * ALIGNED
+    whole = torch.zeros(end, dtype=dtype, device=device)
+    found = zip(starts, shapes, strict=True)
+    return whole, [(start, whole[start : start + math.prod(shape)].view(shape)) for start, shape in found]

@@ -6,14 +6,16 @@ weights that are laid out, and the gradients that are still as a kernel made the
 the second run on, one launch lays out all these weights, and one adds up all these gradients as they are joined. Every
 number is computed as in a launch of its own, in the same order of additions: its bits are equal.
 
-A tensor that the first run did not foresee, and weights that were written meanwhile, are computed as they come.
+Weights that the first run did not foresee, or that were written meanwhile, are laid out as they come. A gradient that
+autograd adds to another, casts or gives to the loss is another tensor when gradients are joined, so it does not wait.
+Hooks see no gradient here: those of parameters are left to each trial's own step, which is not recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
@@ -63,30 +65,32 @@ class Noted:
     out: torch.Tensor
 
 
+@dataclass
+class _Run:
+    """A run of a step."""
+
+    weights: dict[int, torch.Tensor] = field(default_factory=dict)  # by their memory
+    versions: dict[int, int] | None = None  # of the weights, when they were laid out
+    hidden: bool = False  # weights were written without a count
+    made: int = 0  # gradients
+    waiting: list[torch.Tensor] = field(default_factory=list)
+    wanted: dict[Hashable, Layout] = field(default_factory=dict)  # in the first run, as are the next two
+    noted: list[Noted] = field(default_factory=list)
+    unread: dict[int, Noted] = field(default_factory=dict)  # were as a kernel made them, by their place in the run
+
+
 class AtOnce:
     """What the layers of a step need alike. It lives as long as the step's recording, which reads its tensors."""
 
     def __init__(self) -> None:
         self._first = True
-        self._wanted: dict[Hashable, Layout] = {}
-        self._noted: list[Noted] = []
-        self._unread: set[int] = (
-            set()
-        )  # the gradients, by their place in a run, that nobody reads before they are joined
         self._laid: list[Laid] = []
         self._collected: Collected | None = None
-        self._begin([])
-
-    def _begin(self, weights: Iterable[torch.Tensor]) -> None:
-        self._weights = {_memory(tensor): tensor for tensor in weights}
-        self._versions: dict[int, int] | None = None  # of the weights, when they were laid out
-        self._hidden = False  # weights were written without a count
-        self._made = 0  # gradients
-        self._waiting: list[torch.Tensor] = []
+        self._now = _Run()
 
     def run(self, step: Callable[[], T], weights: Iterable[torch.Tensor]) -> T:
         """Run a step, which reads ``weights`` and is the same at every call; its backward stays in this thread."""
-        self._begin(weights)
+        self._now = _Run({_memory(tensor): tensor for tensor in weights})
         token = _HERE.set(self)
         try:
             with torch.autograd.set_multithreading_enabled(False):
@@ -100,56 +104,55 @@ class AtOnce:
     def _prepare(self) -> None:
         """Lay tables down for the next runs, and launch their kernels once: in a recording none can be loaded."""
         self._first = False
-        layouts, collected = list(self._wanted.values()), [self._noted[i] for i in sorted(self._unread)]
-        self._wanted, self._noted = {}, []
-        if layouts or collected:
-            from penstock.training.kernels.all_layers import Collected, Laid
+        if not self._now.wanted and not self._now.unread:
+            return
+        from penstock.training.kernels.all_layers import Collected, Laid
 
-            for kind in dict.fromkeys((one.w.dtype, one.dtype) for one in layouts):
-                self._laid.append(Laid([one for one in layouts if (one.w.dtype, one.dtype) == kind]))
-            if collected:
-                self._collected = Collected(collected, sorted(self._unread))
-        for each in self._laid:
-            each.launch()
-        if self._collected is not None:
+        layouts = list(self._now.wanted.values())
+        for kind in dict.fromkeys((one.w.dtype, one.dtype) for one in layouts):
+            self._laid.append(Laid([one for one in layouts if (one.w.dtype, one.dtype) == kind]))
+            self._laid[-1].launch()
+        if self._now.unread:
+            self._collected = Collected(self._now.unread)
             self._collected.launch()
+        self._now = _Run()  # nothing of the first run is kept
 
     # Weights
 
     def lay(self, one: Layout) -> torch.Tensor | None:
         """Weights that are laid out already, unless they were written since."""
         where = _memory(one.w)
-        if (base := self._weights.get(where)) is None or self._hidden:
+        if (base := self._now.weights.get(where)) is None or self._now.hidden:
             return None
         key = one.key()
         if self._first:
-            if sum(map(_bytes, self._wanted.values())) + _bytes(one) <= ROOM:
-                self._wanted.setdefault(key, one)
+            if sum(map(_bytes, self._now.wanted.values())) + _bytes(one) <= ROOM:
+                self._now.wanted.setdefault(key, one)
             return None
         found = next((each.found[key] for each in self._laid if key in each.found), None)
         if found is None:
             return None
-        if self._versions is None:
-            self._versions = {at: tensor._version for at, tensor in self._weights.items()}
+        if self._now.versions is None:
+            self._now.versions = {at: tensor._version for at, tensor in self._now.weights.items()}
             for each in self._laid:
                 each.launch()
-        return found if base._version == self._versions[where] else None
+        return found if base._version == self._now.versions[where] else None
 
     def hide(self) -> None:
         """Weights are written, and torch does not count it."""
-        self._hidden = True
+        self._now.hidden = True
 
     # Gradients
 
     def sums(self, cut: Cut, parts: tuple[int, ...], out: tuple[int, ...], device: torch.device) -> Sums:
         """Memory for a gradient and its parts."""
-        place, self._made = self._made, self._made + 1
+        place, self._now.made = self._now.made, self._now.made + 1
         if self._collected is not None and (found := self._collected.of(place, cut, parts, out)) is not None:
-            self._waiting.append(found.out)
+            self._now.waiting.append(found.out)
             return found
         made = _fresh(parts, out, device)
         if self._first:
-            self._noted.append(Noted(cut, parts, made.out))
+            self._now.noted.append(Noted(cut, parts, made.out))
         return made
 
     def join(self, grads: Iterable[torch.Tensor | None]) -> None:
@@ -157,15 +160,15 @@ class AtOnce:
         there = {grad.data_ptr() for grad in grads if grad is not None}
         if self._first:
             room = ROOM
-            for place, one in enumerate(self._noted):
+            for place, one in enumerate(self._now.noted):
                 if one.out.data_ptr() in there and one.out._version == 0 and (size := _size(one)) <= room:
-                    self._unread.add(place)
+                    self._now.unread[place] = one
                     room -= size
-        elif self._collected is not None and self._waiting:
-            if not all(one.data_ptr() in there for one in self._waiting) or self._collected.written():
+        elif self._collected is not None and self._now.waiting:
+            if not all(one.data_ptr() in there for one in self._now.waiting) or self._collected.written():
                 raise RuntimeError(
-                    "Expected every gradient that waits to be joined as it is; one was read or written before. "
-                    "Record the step without waiting."
+                    "Expected every gradient of weights to be joined as it was made, as in the step's first run; one "
+                    "was read or written before. Let the loss do the same at every step."
                 )
             self._collected.launch()
 

@@ -14,6 +14,8 @@ from penstock.training.kernels.at_once import Layout, at_once
 from penstock.training.kernels.geometry import Geometry, axis, between, through
 
 MOST = 256  # entries of a number that are added at a time
+ADDED = tl.constexpr(4096)  # entries of all numbers that a program adds at a time
+WARPS = 8  # of such a program
 OUTSIDE = tl.constexpr(1 << 20)  # rows below any image; twice as many still fit into 32 bits
 
 
@@ -197,17 +199,17 @@ def spread(w: torch.Tensor, cut: Cut, dtype: torch.dtype, turned: bool) -> torch
 
     Images may have more channels than the weights have.
     """
-    if (here := at_once()) is not None and (made := here.lay(Layout(w.detach(), cut, dtype, turned))) is not None:
-        return made
+    if (here := at_once()) is not None and (laid := here.lay(Layout(w.detach(), cut, dtype, turned))) is not None:
+        return laid
     first, trial, tap, c, n, taps = offsets(w, turned)
     own_channels = w.shape[3 if turned else 2]
-    channels, made_channels, k = (cut.constants[name] for name in ("C", "N", "K"))
+    channels, made, k = (cut.constants[name] for name in ("C", "N", "K"))
     out = torch.empty(len(w), k, cut.columns, device=w.device, dtype=dtype)
     dense = not turned and cut.places == 1 and (tap, c) == (1, taps) and own_channels == channels
-    wide = min(32, triton.next_power_of_2(made_channels))
+    wide = min(32, triton.next_power_of_2(made))
     own = {"DENSE": dense, "BR": 1024 // wide, "BN": wide}
-    _spread[triton.cdiv(k, own["BR"]) * cut.places, triton.cdiv(made_channels, wide), len(w)](
-        w, cut.between, out, first, trial, tap, c, n, taps, channels, own_channels, made_channels, k, cut.places, **own
+    _spread[triton.cdiv(k, own["BR"]) * cut.places, triton.cdiv(made, wide), len(w)](
+        w, cut.between, out, first, trial, tap, c, n, taps, channels, own_channels, made, k, cut.places, **own
     )
     return out
 
@@ -225,7 +227,7 @@ def collect(parts: torch.Tensor, cut: Cut, out: torch.Tensor) -> None:
     trials, count, k, _ = parts.shape
     _, made, channels, taps = out.shape
     entries = entries_of(count, cut)
-    own = {"BE": 4096 // entries, "BQ": entries, "num_warps": 8}
+    own = {"BE": ADDED.value // entries, "BQ": entries, "num_warps": WARPS}
     _collect[triton.cdiv(made * channels * taps, own["BE"]), trials](
         parts, cut.through, out, taps, cut.constants["C"], channels, made, k, cut.places, count, **own
     )
