@@ -6,6 +6,7 @@ writes a JSON object into FILE.
 
 import hashlib
 import json
+import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from penstock.training.kernels import (
+    all_layers,
     attention,
     convolution,
     depthwise,
@@ -27,9 +29,10 @@ from penstock.training.kernels import (
     tuning,
     weighing,
 )
+from penstock.training.kernels.at_once import AtOnce, join
 from penstock.training.kernels.geometry import Geometry
 
-MODULES = (attention, convolution, depthwise, moments, normalization, patches, weighing)
+MODULES = (all_layers, attention, convolution, depthwise, moments, normalization, patches, weighing)
 WHERE = Geometry.of((4, 4), (3, 3), (2, 2), (1, 1), (1, 1))
 
 
@@ -52,11 +55,16 @@ def _other(x):
 
 
 def step(trials=2, examples=2):
-    """Every kernel, forward and backward."""
+    """Every kernel, forward and backward; those of all layers once a step is over."""
     x = torch.ones(trials, examples, 4, 4, 4, requires_grad=True)
     w = torch.ones(trials, 4, 4, 3, 3, requires_grad=True)
     ones = torch.ones(trials, 4, requires_grad=True)
-    weighing.convolution(x, w, WHERE)[0].sum().backward()
+
+    def convolve():
+        made = weighing.convolution(x, w, WHERE)[0]
+        join(torch.autograd.grad(made.sum(), [x, w]))
+
+    AtOnce().run(convolve, [w])
     depthwise.depthwise(x, w[:, 0].flatten(2).mT, WHERE).sum().backward()
     normalization.batch_norm(x, ones, ones, torch.ones(trials), None, 1)[0].sum().backward()
     attention.attention(*[x.flatten(0, 1)] * 3).sum().backward()
@@ -100,6 +108,33 @@ def lying(name):
     return missing, len(loaded)
 
 
+def collecting():
+    """Gradients that are added up from so many parts that every number of entries at a time comes up."""
+    by = patches.cut(WHERE, 4, 4, 1, 1, torch.device("cpu"))
+    for parts in (1, 4, 16, 64, 256):
+        patches.collect(torch.ones(1, parts, by.constants["K"], by.columns), by, torch.ones(1, 4, 4, 9))
+
+
+def additions(job):
+    """How the threads of a device share each sum of a kernel, by its shape: that fixes the order of additions."""
+    from triton._C.libtriton import ir
+    from triton.compiler import make_backend
+
+    made, target, options = needed.source(job)
+    backend, context, stages = make_backend(target), ir.context(), {}
+    options = backend.parse_options(options)
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    backend.add_stages(stages, options, made.language)
+    functions = backend.get_codegen_implementation(options)
+    code, metadata = made.make_ir(target, options, functions, backend.get_module_map(), context), {}
+    for stage in ("ttir", "ttgir"):
+        code = stages[stage](code, metadata)
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", str(code), re.MULTILINE))
+    sums = re.findall(r"\(tensor<(\d+x\d+)xf32, (#\w+)>\) -> tensor", str(code))
+    return {shape: layouts[name] for shape, name in sums}
+
+
 def main():
     driver.set_active(Device())
     asked = []
@@ -117,6 +152,8 @@ def main():
             _other[1,](other)
         with needed.needed() as others:
             step(5, 1024)
+        with needed.needed() as sums:
+            collecting()
         assert triton.knobs.runtime.jit_cache_hook is before
         triton.knobs.runtime.jit_cache_hook = None
         names = looked_up()
@@ -124,6 +161,8 @@ def main():
         elsewhere, there = lying("_spread"), lying("_weigh")
     found = {"jobs": jobs, "digests": [needed.digest(job) for job in jobs], "looked_up": names, "asked": asked}
     found |= {"lying": [there, elsewhere], "others": [job.name for job in others if job not in jobs]}
+    found["alone"] = {shape: how for job in sums for shape, how in additions(job).items()}
+    found["together"] = additions(next(job for job in jobs if job.name == "_collect_all"))
     Path(sys.argv[1]).write_text(json.dumps(found))
 
 

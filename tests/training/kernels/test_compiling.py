@@ -68,16 +68,21 @@ def beside():
 
 def test_every_kernel_of_a_step_is_noted_and_none_is_compiled_or_timed(found):
     assert {job.name for job in found["jobs"]} == {
-        "_attend", "_attend_back", "_collect", "_combine", "_convolve", "_moments", "_normalize", "_reduce", "_spread",
-        "_total", "_weigh",
+        "_attend", "_attend_back", "_collect", "_collect_all", "_combine", "_convolve", "_moments", "_normalize",
+        "_reduce", "_spread", "_spread_all", "_total", "_weigh",
     }  # fmt: skip
-    assert len(set(found["jobs"])) == len(found["jobs"]) == 16
+    assert len(set(found["jobs"])) == len(found["jobs"]) == 18
     assert {job.capability for job in found["jobs"]} == {90}
 
 
 def test_more_trials_and_larger_batches_need_hardly_any_other_kernels(found):
     """More parts are added up four times as many at a time."""
     assert found["others"] == ["_collect"]
+
+
+def test_gradients_of_all_layers_are_added_up_in_the_order_of_each_layer_alone(found):
+    assert found["together"] == found["alone"]
+    assert len(found["together"]) == 5
 
 
 def test_kernels_that_lie_in_the_cache_are_loaded_and_the_others_are_noted(found):

@@ -139,11 +139,12 @@ def test_more_entries_than_are_added_at_a_time_and_channels_that_are_left_out():
     by = patches.cut(geometry, 4, made, 2, 4, torch.device(DEVICE))
     parts = torch.randn(2, 40, by.constants["K"], by.columns, device=DEVICE)
     with poisoned():
-        found = patches.collect(parts, by, 9, channels)
+        found = torch.empty(2, made, channels, 9, device=DEVICE)
+        patches.collect(parts, by, found)
     apart = parts.double().sum(1).unflatten(2, (8, made)).unflatten(1, (-1, 4))
     own = torch.arange(8, device=DEVICE)
     rows = [apart[:, by.through[tap], :channels, own].sum(0) for tap in range(9)]
-    torch.testing.assert_close(found.double(), torch.stack(rows, 1), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found.double().permute(0, 3, 2, 1), torch.stack(rows, 1), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3])

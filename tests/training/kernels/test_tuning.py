@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 pytest.importorskip("triton")
 import torch
 
 from penstock.training.kernels import attention, convolution, depthwise, moments, normalization, tuning, weighing
+from penstock.training.kernels.at_once import AtOnce, at_once
 from penstock.training.kernels.geometry import Geometry
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -68,6 +71,16 @@ def test_what_is_no_longer_offered_is_timed_anew_and_the_last_line_counts(device
     forget(monkeypatch)
     assert tuned(offered=OFFERED[2:] + OFFERED[:1]) == {"BM": 64}
     assert len(device) == 2
+
+
+def test_what_is_timed_is_no_part_of_the_step_that_runs(monkeypatch):
+    """A recorded step would lay out weights for block sizes that were not taken."""
+    for name, instead in {"current_device": lambda: 0, "synchronize": lambda: None, "device": nullcontext}.items():
+        monkeypatch.setattr(torch.cuda, name, instead)
+    monkeypatch.setattr(tuning, "_seconds", lambda launch, blocks: launch(blocks) or 1.0)
+    seen = []
+    AtOnce().run(lambda: tuning._fastest(OFFERED, lambda blocks: seen.append(at_once())), [])
+    assert seen == [None] * 6
 
 
 @pytest.mark.parametrize("line", [b'["a device: (', b"7", b"[1, 2, 3]", b'["a", 7]', b"\xff\xfe"])

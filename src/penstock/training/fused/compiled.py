@@ -121,7 +121,7 @@ class CapturedStep(FastStep):
         super().__init__(step, inputs)
         self._own = replace(inputs, params=None, room=None, **self._copies(inputs))
         self._addresses = inputs.addresses()
-        self._run, self.compiled = step if compiled is None else compiled, compiled is not None
+        self._run, self.compiled = step.repeated() if compiled is None else compiled, compiled is not None
         try:
             self._recording = recording.Recording(self._once, inputs.written(), pool)
         finally:

@@ -358,7 +358,7 @@ class Speeding:
     def _needed(self, step: Step, inputs: Inputs) -> list[Job]:
         """The kernels that a step needs and that nobody has compiled; a process beside this one is asked for them."""
         with kernels(True), needed() as jobs, unchanged(inputs.written()):
-            step(inputs)
+            step.repeated()(inputs)
         step.way.release()
         compiling().ask(jobs)
         return jobs

@@ -21,6 +21,7 @@ from penstock.training.fused.refusing import Unfusable as Unfusable
 from penstock.training.fused.refusing import first_line, parted
 from penstock.training.fused.refusing import name_of as name_of
 from penstock.training.fused.refusing import refusal as refusal
+from penstock.training.kernels.at_once import at_once
 
 Rule = Callable[..., Any]
 _RULES: dict[str, Rule] = {}
@@ -333,6 +334,8 @@ def _set_data(func: Any, x: Stacked, value: Any) -> None:
         raise refusal("data", f"a tensor of another kind takes the place of {list(x.shape)} {x.dtype}")
     whole = value.moved(x.at) if isinstance(value, Stacked) else value.unsqueeze(x.at)
     x.whole.data.copy_(whole.detach())
+    if (here := at_once()) is not None:
+        here.hide()
 
 
 _SETTERS: dict[str, Rule] = {"requires_grad": _set_requires_grad, "data": _set_data}

@@ -7,7 +7,7 @@ optimizers' coefficients. The same function runs plain, or is compiled or captur
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +23,7 @@ from penstock.training.fused.stack import Stack
 from penstock.training.fused.stacked import Unfusable
 from penstock.training.fused.watching import Reached, Unreached
 from penstock.training.fused.ways import Way
+from penstock.training.kernels.at_once import AtOnce, join
 from penstock.training.loop import Training
 
 Grads = Sequence[torch.Tensor | None]  # by parameter, in the order of ``Step.names``; None where the loss reaches none
@@ -170,6 +171,11 @@ class Step:
             self._update(inputs, self.joined(grads, inputs.room))
         return losses
 
+    def repeated(self) -> Callable[[Inputs], torch.Tensor]:
+        """The step for a recording, which runs it again on the same tensors: layers' small kernels run at once."""
+        own = AtOnce()
+        return lambda inputs: own.run(lambda: self(inputs), [*inputs.rows, *inputs.others.values()])
+
     @property
     def names(self) -> list[str]:
         """The names of the parameters that are trained."""
@@ -198,6 +204,7 @@ class Step:
 
     def joined(self, grads: Grads, room: Room | None = None) -> list[torch.Tensor]:
         """Gradients as one tensor for each flat, laid out like its rows; in ``room``, if there is some."""
+        join(grads)
         if room is not None:
             return room.filled([grad for grad in grads if grad is not None])
         left = iter(grads)

@@ -10,9 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
+from penstock.training.kernels.at_once import Layout, at_once
 from penstock.training.kernels.geometry import Geometry, axis, between, through
 
 MOST = 256  # entries of a number that are added at a time
+ADDED = tl.constexpr(4096)  # entries of all numbers that a program adds at a time
+WARPS = 8  # of such a program
 OUTSIDE = tl.constexpr(1 << 20)  # rows below any image; twice as many still fit into 32 bits
 
 
@@ -75,21 +78,16 @@ def places_made(
     return at[:, None] + ((down * O1 + across) * N + n % N)[None, :], there
 
 
-@triton.jit(do_not_specialize=["first", "trial_step", "tap_step", "c_step", "n_step", "T", "C", "OWN", "K", "PLACES"])
-def _spread(
-    w, table, out, first, trial_step, tap_step, c_step, n_step, T, C, OWN, N, K, PLACES,
-    DENSE: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
+@triton.jit
+def lay_out(
+    w, table, out, trial, own, row, n, first, trial_step, tap_step, c_step, n_step, T, C, OWN, N, K, PLACES,
+    DENSE: tl.constexpr,
 ):  # fmt: skip
     """out[trial, place of the patch, c, place of the block, n] = w[trial, the tap between them, c, n], or zero.
 
-    A program goes through all taps of some channels, which lie side by side in a parameter; DENSE: without gaps. It is
-    compiled for no one layer, and has one place of the block: one place after another would each wait for memory. The
-    channels from OWN on are the images' alone.
+    This is done for rows (c, place of the patch) and columns ``n`` of one place of the block, ``own``. The taps of a
+    channel lie side by side in a parameter; DENSE: without gaps. The channels from OWN on are the images' alone.
     """
-    trial = tl.program_id(2).to(tl.int64)
-    own = tl.program_id(0) % PLACES
-    row = tl.program_id(0) // PLACES * BR + tl.arange(0, BR)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
     patch = K // C
     c = row // patch
     place = row % patch
@@ -106,14 +104,33 @@ def _spread(
     tl.store(to, value.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["T", "C", "OWN", "N", "K", "PLACES", "PARTS"])
-def _collect(parts, table, out, T, C, OWN, N, K, PLACES, PARTS, BE: tl.constexpr, BQ: tl.constexpr):
+@triton.jit(do_not_specialize=["first", "trial_step", "tap_step", "c_step", "n_step", "T", "C", "OWN", "K", "PLACES"])
+def _spread(
+    w, table, out, first, trial_step, tap_step, c_step, n_step, T, C, OWN, N, K, PLACES,
+    DENSE: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """``lay_out`` for all of a layer's weights.
+
+    It is compiled for no one layer. A program has one place of the block: one place after another would each wait for
+    memory.
+    """
+    trial = tl.program_id(2).to(tl.int64)
+    own = tl.program_id(0) % PLACES
+    row = tl.program_id(0) // PLACES * BR + tl.arange(0, BR)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    lay_out(
+        w, table, out, trial, own, row, n, first, trial_step, tap_step, c_step, n_step, T, C, OWN, N, K, PLACES, DENSE
+    )
+
+
+@triton.jit
+def add_up(
+    parts, table, out, trial, number, T, C, OWN, N, K, PLACES, PARTS, BQ: tl.constexpr, BE: tl.constexpr
+):  # fmt: skip
     """out[trial, n, c, tap] = the sum over parts, and over places of a block, of the entries at that tap, c < OWN.
 
-    A program adds BQ entries of each of BE numbers at a time, in a fixed order. It is compiled for no one layer.
+    This is done for BE numbers (c, tap, n): BQ entries of each are added at a time, in a fixed order.
     """
-    trial = tl.program_id(1).to(tl.int64)
-    number = tl.program_id(0) * BE + tl.arange(0, BE)
     row = number // N
     n = number % N
     c = row // T
@@ -131,6 +148,14 @@ def _collect(parts, table, out, T, C, OWN, N, K, PLACES, PARTS, BE: tl.constexpr
         total += tl.load(parts[None, :] + at, mask=there, other=0.0)
         first += BQ
     tl.store(out + trial * OWN * T * N + n * (OWN * T) + row, tl.sum(total, 0), mask=c < OWN)
+
+
+@triton.jit(do_not_specialize=["T", "C", "OWN", "N", "K", "PLACES", "PARTS"])
+def _collect(parts, table, out, T, C, OWN, N, K, PLACES, PARTS, BE: tl.constexpr, BQ: tl.constexpr):
+    """``add_up`` for all of a layer's weights. It is compiled for no one layer."""
+    trial = tl.program_id(1).to(tl.int64)
+    number = tl.program_id(0) * BE + tl.arange(0, BE)
+    add_up(parts, table, out, trial, number, T, C, OWN, N, K, PLACES, PARTS, BQ, BE)
 
 
 @dataclass(frozen=True)
@@ -159,18 +184,28 @@ def cut(geometry: Geometry, channels: int, made: int, down: int, across: int, de
     return Cut(constants, rows.count * columns.count, places * made, places, *tables)
 
 
+def offsets(w: torch.Tensor, turned: bool) -> tuple[int, int, int, int, int, int]:
+    """Where the first tap lies, the steps from trial to trial, tap, channel and output, and the number of taps.
+
+    ``turned``: the weights are those of the forward, whose outputs are the channels here.
+    """
+    trial, tap, c, n = w.transpose(2, 3).stride() if turned else w.stride()
+    taps = w.shape[1]
+    return ((taps - 1) * tap, trial, -tap, c, n, taps) if turned else (0, trial, tap, c, n, taps)
+
+
 def spread(w: torch.Tensor, cut: Cut, dtype: torch.dtype, turned: bool) -> torch.Tensor:
     """A trial's weights for a patch and a block, [trials, places × channels, places × outputs].
 
-    ``turned``: the weights are those of the forward, whose outputs are the channels here. Images may have more channels
-    than the weights have.
+    Images may have more channels than the weights have.
     """
-    trial, tap, c, n = w.transpose(2, 3).stride() if turned else w.stride()
-    taps, own_channels = w.shape[1], w.shape[3 if turned else 2]
+    if (here := at_once()) is not None and (laid := here.lay(Layout(w.detach(), cut, dtype, turned))) is not None:
+        return laid
+    first, trial, tap, c, n, taps = offsets(w, turned)
+    own_channels = w.shape[3 if turned else 2]
     channels, made, k = (cut.constants[name] for name in ("C", "N", "K"))
     out = torch.empty(len(w), k, cut.columns, device=w.device, dtype=dtype)
     dense = not turned and cut.places == 1 and (tap, c) == (1, taps) and own_channels == channels
-    first, tap = ((taps - 1) * tap, -tap) if turned else (0, tap)
     wide = min(32, triton.next_power_of_2(made))
     own = {"DENSE": dense, "BR": 1024 // wide, "BN": wide}
     _spread[triton.cdiv(k, own["BR"]) * cut.places, triton.cdiv(made, wide), len(w)](
@@ -179,17 +214,20 @@ def spread(w: torch.Tensor, cut: Cut, dtype: torch.dtype, turned: bool) -> torch
     return out
 
 
-def collect(parts: torch.Tensor, cut: Cut, taps: int, channels: int) -> torch.Tensor:
-    """The gradients of a trial's weights, [trials, taps, channels, outputs], from those of a patch and a block.
+def entries_of(count: int, cut: Cut) -> int:
+    """How many entries of a number are added at a time: a power of four, for fewer kernels."""
+    return int(min(MOST, 4 ** math.ceil(math.log(count * cut.places, 4))))
+
+
+def collect(parts: torch.Tensor, cut: Cut, out: torch.Tensor) -> None:
+    """Add up the gradients of a trial's weights from those of a patch and a block.
 
     The gradients lie as the parameter does, [trials, outputs, channels, taps].
     """
     trials, count, k, _ = parts.shape
-    made = cut.constants["N"]
-    out = torch.empty(trials, made, channels, taps, device=parts.device, dtype=torch.float32)
-    entries = min(MOST, 4 ** math.ceil(math.log(count * cut.places, 4)))  # a power of four, for fewer kernels
-    own = {"BE": 4096 // entries, "BQ": entries, "num_warps": 8}
+    _, made, channels, taps = out.shape
+    entries = entries_of(count, cut)
+    own = {"BE": ADDED.value // entries, "BQ": entries, "num_warps": WARPS}
     _collect[triton.cdiv(made * channels * taps, own["BE"]), trials](
         parts, cut.through, out, taps, cut.constants["C"], channels, made, k, cut.places, count, **own
     )
-    return out.permute(0, 3, 2, 1)

@@ -15,7 +15,7 @@ from importlib import import_module
 from penstock.training.kernels.needed import OURS, Job, digest, source
 from penstock.training.side import Side, answer
 
-MODULES = ("attention", "convolution", "depthwise", "moments", "normalization", "patches", "weighing")
+MODULES = ("all_layers", "attention", "convolution", "depthwise", "moments", "normalization", "patches", "weighing")
 MOST = 16  # children at a time
 
 

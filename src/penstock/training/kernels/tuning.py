@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from functools import cache
 from pathlib import Path
 
@@ -88,7 +88,8 @@ def _fastest(offered: Sequence[Blocks], launch: Callable[[Blocks], object]) -> B
     with ThreadPoolExecutor() as pool:  # compiling takes a second each, mostly outside of Python's lock
         able = [blocks for blocks, can in zip(offered, pool.map(compiled, offered), strict=True) if can]
     torch.cuda.synchronize()
-    return min(able or offered, key=lambda blocks: _seconds(launch, blocks))
+    # A context of its own, as a thread has: nothing of it belongs to the step that runs now.
+    return min(able or offered, key=lambda blocks: Context().run(_seconds, launch, blocks))
 
 
 def _seconds(launch: Callable[[Blocks], object], blocks: Blocks) -> float:

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from penstock.training.kernels.apart import MANY, weigh_apart
 from penstock.training.kernels.apart import offered as apart
+from penstock.training.kernels.at_once import sums
 from penstock.training.kernels.choice import exact, runs, splits
 from penstock.training.kernels.convolution import convolve, for_each, patches_twin
 from penstock.training.kernels.geometry import Geometry, axis, sides
@@ -63,12 +64,15 @@ def weigh_by(x: torch.Tensor, g: torch.Tensor, geometry: Geometry, channels: int
     rounds = triton.cdiv(m, blocks["BM"])
     each = triton.cdiv(rounds, blocks["PARTS"])
     parts = triton.cdiv(rounds, each)
-    out = torch.empty(trials, parts, k, by.columns, device=x.device, dtype=torch.float32)
+    made, taps = g.shape[-1], geometry.taps[0] * geometry.taps[1]
+    into = sums(by, (trials, parts, k, by.columns), (trials, made, channels, taps), x.device)
     own = {name: n for name, n in blocks.items() if name not in ("B0", "B1", "PARTS")}
     _weigh[parts * triton.cdiv(k, blocks["BK"]), triton.cdiv(by.columns, blocks["BN"]), trials](
-        x, g, out, m, x.stride(0), g.stride(0), parts, each, EXACT=exact(), **by.constants, **own
+        x, g, into.parts, m, x.stride(0), g.stride(0), parts, each, EXACT=exact(), **by.constants, **own
     )
-    return collect(out, by, geometry.taps[0] * geometry.taps[1], channels)
+    if not into.waits:
+        collect(into.parts, by, into.out)
+    return into.out.permute(0, 3, 2, 1)
 
 
 def candidates(geometry: Geometry, channels: int, made: int, trials: int, split: bool) -> list[Blocks]:
