@@ -13,7 +13,8 @@ import penstock as ps
 from penstock.log.events import Measured, Reported
 from penstock.log.reader import read
 from penstock.training.copying import brought
-from penstock.training.fused import artifacts, speeding
+from penstock.training.fused import artifacts
+from penstock.training.fused.compiled import CapturedStep
 from penstock.training.fused.inductor import Inductor, inductor
 from penstock.training.fused.recording import Pool, Recording
 from penstock.training.fused.speeding import Speeding
@@ -205,7 +206,7 @@ def test_tensors_are_brought_to_the_host_as_they_are_each_with_memory_of_its_own
 def compiled(monkeypatch, tmp_path):
     """Compiled steps are taken whatever they save, from an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(speeding, "_seconds", lambda step, inputs: 1.0 if step.compiled else 2.0)
+    monkeypatch.setattr(CapturedStep, "seconds", lambda step, inputs: 1.0 if step.compiled else 2.0)
     monkeypatch.setattr(Inductor, "prepared", lambda self: True)
 
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from penstock.training.fused import artifacts, audit, speeding, traces
-from penstock.training.fused.compiled import trace
+from penstock.training.fused import artifacts, audit, traces
+from penstock.training.fused.compiled import CapturedStep, trace
 from penstock.training.fused.inductor import Inductor
 from penstock.training.fused.stacked import Unfusable
 from tests.tasks import Blobs
@@ -185,7 +185,9 @@ class Device:
         record(monkeypatch)
         monkeypatch.setattr(audit, "EVERY", 10**6)
         seconds = {"compiled": 0.001, "captured": 0.002} | seconds
-        monkeypatch.setattr(speeding, "_seconds", lambda step, _: seconds["compiled" if step.compiled else "captured"])
+        monkeypatch.setattr(
+            CapturedStep, "seconds", lambda step, _: seconds["compiled" if step.compiled else "captured"]
+        )
         self.trials, self.together = Trials(Drawing()), Together()
         self.speeding = self.together.fused.speeding
 

@@ -146,7 +146,14 @@ def test_they_are_used_where_they_agree_and_a_step_is_faster_with_them(monkeypat
 
     monkeypatch.setattr(speeding, "available", lambda device: True)
     monkeypatch.setattr(speeding, "agree_kernels", checked)
-    monkeypatch.setattr(speeding, "captured", lambda *given: wanted(torch.zeros(1, device=DEVICE)))
-    monkeypatch.setattr(speeding, "_seconds", lambda kernelled, inputs: with_kernels if kernelled else 2.0)
-    assert fused.speeding._faster(step(fused), inputs, None) is used
+
+    class Made:
+        def __init__(self, *given):
+            self.kernels = wanted(torch.zeros(1, device=DEVICE))
+
+        def seconds(self, inputs):
+            return with_kernels if self.kernels else 2.0
+
+    monkeypatch.setattr(speeding, "captured", Made)
+    assert fused.speeding._faster(step(fused), inputs, None).kernels is used
     assert fused.recipe.refusals == ([] if error is None else ["kernels: no memory"])

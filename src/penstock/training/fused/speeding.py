@@ -35,7 +35,6 @@ from penstock.training.loop import Training
 
 CAPTURING = 12  # steps that repay a capture, which takes as long as three or four
 RECURRING = 3  # steps of a rarer kind after which more are expected
-TIMED = 5  # steps after which a step's time is known
 TUNING = 40.0  # seconds that timing the block sizes of kernels takes, in which training stands still
 TUNED = 0.1  # the share of a step that it saves
 NEAR = 4  # how many times more or fewer trials there may be where kernels are taken to be as good
@@ -248,7 +247,7 @@ class Speeding:
             known = isinstance(present, CapturedStep) and present.takes(inputs)
             before = present if known else captured(step, inputs, laid, self.pool)
         assert isinstance(before, CapturedStep)
-        old, new = _seconds(before, inputs), _seconds(made, inputs)
+        old, new = before.seconds(inputs), made.seconds(inputs)
         one.faster = new < old
         if one.faster:
             compiles.cost = one.seconds + time.perf_counter() - began, 1 - new / old
@@ -260,7 +259,7 @@ class Speeding:
         """The faster of a compiled step that went on until kernels were there, and one captured with them."""
         if not (isinstance(before, CapturedStep) and before.compiled and before.takes(inputs)):
             return made
-        return before if _seconds(before, inputs) < _seconds(made, inputs) else made
+        return before if before.seconds(inputs) < made.seconds(inputs) else made
 
     def _tunes(self, step: Step, inputs: Inputs) -> bool:
         """Whether the steps that are certain repay the timing of block sizes, for the kernels that a step may use."""
@@ -335,7 +334,7 @@ class Speeding:
         try:
             with kernels(False):
                 alone = CapturedStep(step, first, self.pool)
-            self.times = {1: _seconds(alone, inputs), count: _seconds(made, inputs)}
+            self.times = {1: alone.seconds(inputs), count: made.seconds(inputs)}
         except Exception as error:  # the step of all trials is there, and is not given up for want of a comparison
             self._refuse("timed alone", error)
             self.recipe.limit(count)
@@ -377,7 +376,7 @@ class Speeding:
                 if with_kernels is None:
                     return made[False]
                 made[True] = with_kernels
-            seconds = {used: _seconds(one, inputs) for used, one in made.items()}
+            seconds = {used: one.seconds(inputs) for used, one in made.items()}
             self.recipe.use_kernels(about(len(inputs.rows[0])), min(seconds, key=lambda used: seconds[used]))
         return made[self._used(inputs)]
 
@@ -393,9 +392,3 @@ def _slower(trials: int, new: float, old: float, how: str) -> Unfusable:
 def _first(step: Step, inputs: Inputs) -> Inputs:
     """The inputs of a step of the first trial alone, with its own numbers, which a recording cannot read back."""
     return replace(inputs.part(0, 1), numbers=step.way.numbers(0, 1, inputs.rows[0].device))
-
-
-def _seconds(step: CapturedStep, inputs: Inputs) -> float:
-    """The least time of a few steps on the device."""
-    with unchanged(inputs.written()):
-        return min(step.timed() for _ in range(TIMED)) / 1e3
