@@ -107,6 +107,18 @@ def test_what_is_kept_is_bounded(monkeypatch):
     assert [epoch for epoch, *_ in train._kept] == [7, 8]
 
 
+def test_the_order_of_an_epoch_is_drawn_once_for_all_streams_and_few_are_kept(monkeypatch):
+    draw, drawn = torch.randperm, []
+    monkeypatch.setattr(torch, "randperm", lambda n, **how: drawn.append(n) or draw(n, **how))
+    monkeypatch.setattr("penstock.training.sources.GATHERED", 1500)
+    train = source(blobs())
+    monkeypatch.setattr("penstock.training.sources.ORDERS", 2 * 8 * train.length)
+    for epoch in (0, 1, 0, 1, 2, 1, 2, 0):
+        next(train.batches(epoch, 16, 16))
+    assert len(drawn) == 4
+    assert torch.equal(train.order(2), source(blobs()).order(2))
+
+
 def test_metrics_that_change_their_batch_are_refused():
     batches = source(blobs(), "valid").all(120)
     (x, _), _ = next(batches)

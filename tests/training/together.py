@@ -42,7 +42,7 @@ def as_traced(step, inputs):
 class Instead:
     """Stands for Inductor beside training: a step is there once it was asked for so many times, as its trace."""
 
-    idle, warm, delay = True, False, 0.0
+    idle, imported, warm, delay = True, True, False, 0.0
 
     def __init__(self, monkeypatch, looks=0):
         self.looks, self.asked, self.loads = looks, {}, 0

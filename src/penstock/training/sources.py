@@ -24,18 +24,30 @@ from penstock.training.reading import Common, Differs, Read
 GATHERED = 2**24  # bytes of shuffled rows that are made at a time
 Cut = Callable[[int], slice]  # from the length of a batch, the rows of it that are wanted
 KEPT = 2**26  # bytes of shuffled epochs that are kept for the next trial
+ORDERS = 2**24  # bytes of epochs' orders that are kept
 
 
 class Source(ABC):
     """One data set on one device: batches from any place of any epoch."""
 
+    device = torch.device("cpu")  # of the batches
+
     def __init__(self, seed: int, length: int) -> None:
         self.seed = seed
         self.length = length
+        self._orders: dict[int, torch.Tensor] = {}
 
     def order(self, epoch: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(key(self.seed, "order", epoch))
-        return torch.randperm(self.length, generator=generator)
+        """The samples of an epoch in their order, ready to be read by the device.
+
+        The last few orders are kept: all bundles of a task, and each of their streams, ask for the same.
+        """
+        if (kept := self._orders.get(epoch)) is None:
+            generator = torch.Generator().manual_seed(key(self.seed, "order", epoch))
+            kept = self._orders[epoch] = staged(torch.randperm(self.length, generator=generator), self.device)
+            while sum(order.nbytes for order in self._orders.values()) > ORDERS and len(self._orders) > 1:
+                self._orders.pop(next(iter(self._orders)))
+        return kept
 
     @abstractmethod
     def batches(self, epoch: int, start: int, size: int, cut: Cut | None = None) -> Iterator[Any]:

@@ -236,6 +236,8 @@ def test_a_compiled_step_takes_a_captured_ones_place_within_a_unit_once_it_is_th
 
 
 @pytest.mark.parametrize(("certain", "steps", "wait", "warm", "asked"), [
+    (2000, 0, 0.0, "importing", False),  # the compiler's imports alone would take training longer
+    (10000, 0, 0.0, "importing", True),
     (2000, 0, 0.0, False, True),  # of 4 s, 0.4 are saved: 1.6
     (1500, 0, 0.0, False, False),
     (3000, 0, 5.0, False, False),  # most of these are over by then
@@ -245,7 +247,7 @@ def test_a_compiled_step_takes_a_captured_ones_place_within_a_unit_once_it_is_th
 ])  # fmt: skip
 def test_a_step_is_asked_for_where_the_steps_that_are_expected_repay_it(monkeypatch, certain, steps, wait, warm, asked):
     device, beside = Device(monkeypatch), Instead(monkeypatch)
-    beside.delay, beside.warm = wait, warm
+    beside.delay, beside.warm, beside.imported = wait, warm is True, warm != "importing"
     device.enter(0, 1)
     device.together.step(2)
     device.meet()

@@ -18,6 +18,7 @@ from penstock.training.fused.traces import Traced
 from penstock.training.kernels.choice import kernels
 
 MADE = 1.5  # seconds of training that a trace, a comparison and a capture take, until they were measured
+IMPORTING = 6.0  # seconds of training that the compiler's imports take, once in a process, as Python has one lock
 WAITED = {False: 60.0, True: 10.0}  # seconds that a step is waited for, until one was; True where steps are captured
 SAVED = {False: 0.25, True: 0.4}  # the share of a step that compiling saves, until it was measured
 SAVED_BESIDE_KERNELS = 0.15  # the same of a step with Penstock's kernels: little is left to compile
@@ -60,6 +61,7 @@ class Compiles:
         a core from training, and the steps that are certain must repay all of it (Hydro §4.2).
         """
         made, saved = self.cost or (MADE, SAVED_BESIDE_KERNELS if kernels else SAVED[captured])
+        made += 0.0 if inductor().imported else IMPORTING
         warm = captured and inductor().warm
         wait = 0.0 if self.asked(trials) else inductor().waits(0.0 if warm else WAITED[captured])
         if not captured:
@@ -76,8 +78,12 @@ class Compiles:
         return certain * pace * saved > made
 
     def expects_one(self, trials: int) -> bool:
-        """Whether to compile the step of one trial ahead: a long ASHA ends with one trial after another."""
-        return trials > 1 and not self.ahead and self.spent > AHEAD and inductor().idle
+        """Whether to compile the step of one trial ahead: a long ASHA ends with one trial after another.
+
+        That alone repays no imports.
+        """
+        beside = inductor()
+        return trials > 1 and not self.ahead and self.spent > AHEAD and beside.imported and beside.idle
 
     def find(self, step: Step, inputs: Inputs, used: bool) -> Compiled | None:
         """A step that was asked for, for trials with the values that it took."""

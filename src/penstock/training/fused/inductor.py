@@ -49,6 +49,11 @@ class Inductor(Beside):
         """Whether all that was asked for is done."""
         return not self._pending
 
+    @property
+    def imported(self) -> bool:
+        """Whether all that tracing and loading need is imported."""
+        return self._imports is not None and not self._imports.is_alive()
+
     def prepared(self) -> bool:
         """Whether a step can be traced and loaded at once. That takes imports of some seconds, begun by the first call.
 
@@ -59,7 +64,7 @@ class Inductor(Beside):
         if self._imports is None:
             self._imports = Thread(target=_import, daemon=True)
             self._imports.start()
-        return not self._imports.is_alive()
+        return self.imported
 
     def ready(self, traced: Traced) -> bool:
         """Whether a step is there to be loaded; it is asked for the first time. Raises where it cannot be compiled."""
