@@ -1,9 +1,11 @@
 """The device's time of one captured step, by its way and number of trials: the study of whole_study.py in pieces.
 
     python bench/captured.py [--width 8] [--batch 64] [--trials 1 4 16] [--way torch kernels compiled] [--parts]
+    python bench/captured.py --together
 
 ``torch`` has torch's own kernels, ``kernels`` Penstock's where these are faster, ``compiled`` is made by Inductor.
-``--parts`` lists the kernels that the time goes into, and ``--json`` prints a line a row.
+``--parts`` lists the kernels that the time goes into, and ``--json`` prints a line a row. ``--together`` has bundles of
+few trials on streams of their own: how much faster they train side by side than in turn, as packs do.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from penstock.training.fused.recipe import Recipe
 from penstock.training.loop import Training
 
 REPLAYS = 50
+ROUNDS = 0.25  # seconds of the steps of each bundle together
+PACK = ((16, 64, 3), (8, 64, 1), (8, 128, 1), (16, 128, 1))  # width, batch size and trials of bundles late in ASHA
 MOST = 60.0  # seconds that kernels are waited for
 
 
@@ -68,6 +72,35 @@ def parts(fast: CapturedStep) -> list[tuple[str, int, float]]:
     return sorted(found, key=lambda one: -one[2])
 
 
+def together() -> None:
+    """Bundles alone and side by side."""
+    streams: list[torch.cuda.Stream] = []
+    steps: list[CapturedStep] = []
+    for kind in PACK:
+        streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(streams[-1]):
+            steps.append(made(bundle(*kind), "kernels")[0])
+        torch.cuda.synchronize()
+
+    def seconds(order: list[int]) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for i in order:
+            with torch.cuda.stream(streams[i]):
+                steps[i]._replay()
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    alone = [min(seconds([i] * REPLAYS) for _ in range(2)) / REPLAYS for i in range(len(steps))]
+    for kind, each in zip(PACK, alone, strict=True):
+        print(f"width {kind[0]}, batch {kind[1]}, trials {kind[2]}: {each * 1e3:.3f} ms alone")
+    for these in ((0, 1), (1, 2), (1, 2, 3), (0, 1, 2, 3)):
+        counts = {i: max(1, int(ROUNDS / alone[i])) for i in these}
+        order = [i for _, i in sorted((k / count, i) for i, count in counts.items() for k in range(count))]
+        gain = sum(alone[i] * count for i, count in counts.items()) / seconds(order)
+        print(f"{[PACK[i] for i in these]}: {gain:.2f} times as fast as in turn")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, nargs="+", default=[8, 16])
@@ -76,7 +109,11 @@ def main() -> None:
     parser.add_argument("--way", nargs="+", choices=["torch", "kernels", "compiled"], default=["torch", "kernels"])
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--together", action="store_true")
     args = parser.parse_args()
+    if args.together:
+        together()
+        return
     for width in args.width:
         for batch in args.batch:
             for trials in args.trials:
