@@ -38,6 +38,21 @@ def test_a_limit_is_tried_over_several_runs_where_each_is_shorter_than_a_slice(g
     limiter.close()
 
 
+def test_a_bundle_whose_trials_leave_gives_what_it_gave_while_they_were_there(gpus):
+    """At a fused run's end it has no trials, and its steps are not those of a bundle any more."""
+    run = FakeRun(gpus)
+    run.together = 4
+    limiter = limiter_of(run)
+    for _ in range(3):
+        limiter.boundary(run)
+        run.train(limiting.SLICE)
+    run.together = 0
+    line = limiter.left(run)
+    assert (line.size, set(line.table)) == (4, {700, 550})
+    assert [seconds for seconds, _ in line.table.values()] == pytest.approx([0.04, 0.04], rel=1e-2)
+    limiter.close()
+
+
 class FakePack(FakeRun):
     """Two parts, one of which takes far more steps; only the other's become longer below 500 W."""
 

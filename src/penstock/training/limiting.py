@@ -140,17 +140,20 @@ class Limiter:
 
     def left(self, run: Run, on: Limitable | None = None) -> Limited | None:
         """A run has ended: what it trained under a limit counts. Gives a line of limits that were not told yet."""
-        there, on = self._slice, on or self.own
+        there, on, key = self._slice, on or self.own, run.alike
+        if there is not None and there.run is run:
+            key = there.key
+            if there.on is not on:  # the other devices are gone
+                self._drop()
+                return None
+            if run.alike != key:  # trials have left, and its steps count otherwise
+                self._drop()
         try:
             if there is not None and there.run is run:
-                if there.on is not on:  # the other devices are gone
-                    self._drop()
-                    return None
                 there.end(self._clock())
                 self._take(there, run)
         except (NvmlError, MeterError) as error:
-            return self._fail(run.alike, on, error)
-        key = run.alike
+            return self._fail(key, on, error)
         search = self._searches.get(key)
         if search is None or key in self._best or len(search.tried) <= max(1, self._said[key]):
             return None

@@ -31,7 +31,7 @@ class Together:
         self.able = all(found)
         self._why = "" if self.able else "one of the trial's devices cannot be limited"
         self.range = (max(one[0] for one in found), min(one[1] for one in found)) if self.able else (0.0, 0.0)
-        self._wish: float | None = None
+        self._wish: int | None = None  # whole watts, and 0 for each one's prior limit
         self._alone = True
 
     def boundary(self, run: Run, *, ends: bool = False) -> Limited | None:
@@ -49,13 +49,11 @@ class Together:
     # As the first worker's limiter has them
 
     def set(self, limit: float | None) -> bool:
-        if limit is None:
-            self._order(PRIOR, 0)
+        wish = 0 if limit is None else round(limit)
+        if self._wish != wish:
             self._wish = None
-        elif self._wish != limit:
-            self._wish = None
-            self._alone = self._order(SET, round(limit)) == 0
-            self._wish = limit
+            self._alone = self._order(SET if wish else PRIOR, wish) == 0
+            self._wish = wish
         return self._alone
 
     def look(self) -> None:
