@@ -26,3 +26,15 @@ def test_the_right_factors_change_activations_as_much_at_every_width(kind, lr, m
     monkeypatch.setattr(Part, "rate", lambda part, family: 1.0)
     monkeypatch.setattr(Part, "init", property(lambda part: 1 / part.summed**0.5))
     assert steepest(kind, lr) > STEEPEST, "the standard parametrization"
+
+
+def test_steps_are_small_enough_that_the_loss_falls(monkeypatch):
+    """Where a step blows up, or a batch is learnt by one, nothing moves the layers below by what there is to see."""
+    task = Narrowable(lambda: perceptron(256))
+
+    def slopes():
+        return [abs(one.slope) for one in coordinates(task, {"lr": 30.0}, WIDTHS[:4], {})]
+
+    assert max(slopes()) <= 0.15
+    monkeypatch.setattr(check, "TRIES", 1)
+    assert max(slopes()) > STEEPEST
