@@ -9,13 +9,12 @@ from penstock.surrogate.flow import Flowed
 from penstock.surrogate.settings import Surrogate
 from penstock.surrogate.task import narrowed
 from penstock.training.check import describe
-from penstock.training.fused import compiled
 from penstock.training.fused.agreement import agree_plain
 from penstock.training.fused.ways import Native
 from penstock.training.rates import PLAIN, Factor, at_rates
 from tests.surrogate.models import KINDS, Doubles, perceptron
 from tests.training.fused.test_compiled import made
-from tests.training.together import Alone, Together, Trials
+from tests.training.together import Alone, Together, Trials, as_traced
 
 NAMES = [name for name in KINDS if name != "LBFGS"]
 
@@ -138,14 +137,12 @@ def test_a_state_goes_on_at_the_same_rates_and_a_target_has_another_signature():
     assert len({*signatures}) == 3
 
 
-def test_a_compiled_step_takes_the_factors_as_they_are_at_each_step(monkeypatch):
+def test_a_compiled_step_takes_the_factors_as_they_are_at_each_step():
     """OneCycle changes the learning rate at each; Inductor itself is left out, as it takes seconds."""
-    monkeypatch.setattr("torch._inductor.compile", lambda graph, given: graph)
-    monkeypatch.setattr(compiled, "_leave_alone", lambda graph: None)
     trials = twins()
     pair = [trials.make(number, {"optimizer": "AdamW", "lr": lr}) for number, lr in enumerate((0.01, 0.003))]
     together = Together(Native).enter(*pair).step(2)
-    step, inputs = made(together.fused, compiled.CompiledStep)
+    step, inputs = made(together.fused, as_traced)
     agree_plain(step.step, step, inputs)
     again = made(together.step(3).fused)[1]
     assert step.takes(again)

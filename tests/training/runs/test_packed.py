@@ -317,13 +317,17 @@ def test_a_busy_part_is_left_alone_and_the_first_that_was_called_is_waited_for(p
 
 def test_a_pack_times_its_parts_on_steps_that_count_and_tells_it_once(pack, monkeypatch):
     monkeypatch.setattr("penstock.training.runs.weighing.STEPS", 4)  # so that no trial ends before all are timed
-    pack.solo(*(pack.placement(trial, 12, width=3 + trial, optimizer="sgd") for trial in range(2)))
-    pack.fused("alike", *(pack.placement(trial, 12, **ALIKE) for trial in (2, 3)))
+    monkeypatch.setattr("penstock.training.runs.weighing.throughput", lambda alone, together: 1.0 / len(alone))
+    pack.solo(*(pack.placement(trial, 24, width=3 + trial, optimizer="sgd") for trial in range(2)))
+    pack.fused("alike", *(pack.placement(trial, 24, **ALIKE) for trial in (2, 3)))
     pack.declare(measure=True)
     pack.go_on()
-    (told,) = (e for e in pack.events if isinstance(e, Measured) and e.kind == "packing")
-    assert 2 in told.table
-    assert told.size == how_many(told.table)
+    ended = next(
+        i for i, e in enumerate(pack.events) if isinstance(e, TrialFinished)
+    )  # after which it may be told anew
+    (told,) = (e for e in pack.events[:ended] if isinstance(e, Measured) and e.kind == "packing")
+    assert told.table == {2: 1 / 2, 3: 1 / 3}, "all gained too little, and so did two"
+    assert told.size == how_many(told.table) == 1
     assert "2 bundles together train" in told.reason
     pack.assert_as_alone(0, 1, 2, 3)
 
