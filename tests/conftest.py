@@ -1,6 +1,7 @@
 """One thread in every test, and in every process that a test starts: bits depend on it, and cores are few."""
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -15,6 +16,16 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ
 os.environ["PENSTOCK_OBSERVE_ONLY"] = "1"
 
 import pytest
+
+
+class Loggers(dict):
+    """All loggers. Pytest goes through them at each test, and threads of a test before may add some meanwhile."""
+
+    def values(self):
+        return list(super().values())
+
+
+logging.Logger.manager.loggerDict = Loggers(logging.Logger.manager.loggerDict)
 
 # A shell's background ignores Ctrl-C, and so would every process that a test starts there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
